@@ -1,5 +1,5 @@
-// For programs that only communicate: Context, Store, ProcessGroup, Tensor, and the types in their
-// signatures. It takes less time to compile than weft/weft.hpp.
+// The headers for programs that only communicate: Context, Store, ProcessGroup, Tensor, and the types in
+// their signatures. They take less time to compile than weft/weft.hpp.
 #pragma once
 
 #include "weft/base/error.hpp"

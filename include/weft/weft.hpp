@@ -1,7 +1,7 @@
-// All headers of libweft that programs use: base to dp and checkpoint. weft.hpp does not name
-// weft/base/env.hpp, clock.hpp and similar headers, which others include if they need them; the parts of
-// transports (weft/backends/, except backend.hpp); and the headers of libweft_train (weft/nn, tp, train,
-// models), which are included one by one.
+// All headers of libweft that programs use: base to dp and checkpoint. weft.hpp does not name three kinds of
+// headers: weft/base/env.hpp, clock.hpp and similar headers, which other headers include if they need them;
+// the parts of transports (weft/backends/, except backend.hpp); and the headers of libweft_train (weft/nn,
+// tp, train, models), which programs include one by one.
 #pragma once
 
 #include "weft/backends/backend.hpp"

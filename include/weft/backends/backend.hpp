@@ -22,29 +22,30 @@
 
 namespace weft {
 
-/// The result of a poll: nothing to do now; a step taken with more to come; the end; a failure.
+/// The result of a poll. `pending`: there was nothing to do. `advanced`: a step was taken, and more steps
+/// will follow. `done`: the call has ended. `failed`: the group has failed.
 enum class Step : std::uint8_t { pending, advanced, done, failed };
 
 /// The agent that makes progress on a call. `polled`: only poll(); `threaded`: a thread of the transport,
 /// which may block; `stream`: a device stream.
 enum class ProgressStyle : std::uint8_t { polled, threaded, stream };
 
-/// The guarantees of a backend about failures. Say only what is true: `weft check --faults` expects exactly
-/// that.
+/// The guarantees of a backend about failures. State only what is true: `weft check --faults` expects exactly
+/// these guarantees.
 struct FailureGuarantees {
   bool deadline = false;        ///< a call that is not finished by its deadline fails with `timeout`
   bool names_absent = false;    ///< the time-out names the ranks that had not arrived
-  bool detects_death = false;   ///< a rank that dies is `peer_lost` on every survivor, before the deadline
+  bool detects_death = false;   ///< if a rank dies, every survivor gets `peer_lost`, before the deadline
   bool survives_death = false;  ///< survivors may go on, in other groups
   bool checks_calls = false;    ///< ranks that call different things get `mismatch`
   bool revocable = false;       ///< after a failure the transport does not touch the caller's memory again
-  bool quiesces = false;        ///< quiesce() becomes true even where a peer is stopped
+  bool quiesces = false;        ///< quiesce() returns true in the end, even if a peer is stopped
   friend bool operator==(const FailureGuarantees&, const FailureGuarantees&) = default;
 };
 
 /// Composed collectives send messages with tags from -kComposedTags to -1, which a user's message never has.
-/// The all_to_all_v of a composed collective has such a tag, too, and a transport that compares calls
-/// compares it.
+/// The all_to_all_v of a composed collective has such a tag, too; a transport that compares calls must also
+/// compare this tag.
 inline constexpr int kComposedTags = 1 << 15;
 
 using OpSet = std::uint32_t;  ///< bit per Op
@@ -52,25 +53,27 @@ constexpr OpSet op_bit(Op op) noexcept { return OpSet{1} << static_cast<int>(op)
 using DTypeSet = std::uint32_t;  ///< bit per DType
 constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_cast<int>(t); }
 
-/// The abilities of a backend. Asked once, when the group is created. weft composes the operations that it
-/// lacks from those that it has: `send` and `recv` are enough for everything, and `all_to_all_v` is for all
-/// collectives. The transport must accept the tags of kComposedTags. It must also accept an all_to_all_v in
-/// which several blocks of `in` are the same memory, or in which blocks of `in` lie in the buffer of `out`,
-/// between the blocks of `out`.
+/// The abilities of a backend. The group reads them once, when it is created. weft composes the operations
+/// that the transport lacks from those that it has: `send` and `recv` are enough for all operations, and
+/// `all_to_all_v` is enough for all collectives. The transport must accept the tags of kComposedTags. It must
+/// also accept an all_to_all_v in which several blocks of `in` are the same memory, or in which blocks of
+/// `in` lie in the buffer of `out`, between the blocks of `out`.
 struct Traits {
   std::string_view name;
-  OpSet ops = 0;  ///< operations it performs itself; with wait_message also recv from any_source, and probe()
-  DTypeSet dtypes = 0;  ///< may be moved
+  /// operations that the transport performs itself; wait_message includes recv from any_source and probe()
+  OpSet ops = 0;
+  DTypeSet dtypes = 0;  ///< the dtypes that the transport moves
   /// For each ReduceOp::Kind: the dtypes that the transport reduces itself, in its own order.
   std::array<DTypeSet, kReduceKindCount> reduces{};
-  bool native_is_canonical = false;  ///< its own order is the canonical tree, with the canonical rounding
-  bool device = false;               ///< it moves CUDA memory; false: host memory
-  std::int16_t device_index = 0;     ///< for a group on a device: the device whose memory it moves
+  /// the transport's own order is the canonical tree, with the canonical rounding
+  bool native_is_canonical = false;
+  bool device = false;            ///< the transport moves CUDA memory; false: it moves host memory
+  std::int16_t device_index = 0;  ///< for a group on a device: the device whose memory the transport moves
   ProgressStyle progress = ProgressStyle::polled;
   FailureGuarantees guarantees{};
-  bool spin = true;  ///< a waiter may spin: no more ranks here than usable cores
-  /// True if the transport rings the doorbell of a sleeping rank when something has happened (see
-  /// announce_sleep). If false, sleeping ranks poll again every fraction of a millisecond.
+  bool spin = true;  ///< a waiting thread may spin: there are no more ranks on this host than usable cores
+  /// True if the transport rings the doorbell of a sleeping rank when that rank has work (see
+  /// announce_sleep). If false, a sleeping rank polls again after a fraction of a millisecond.
   bool rings = true;
 
   bool has(Op op) const noexcept { return (ops & op_bit(op)) != 0; }
@@ -111,54 +114,57 @@ struct OpState {
   int peer = -1;
   int tag = 0;
   Stream stream{};
-  /// v-forms: block r of `in` and of `out`, size() of each; null if the op's blocks are equal. Valid as long
-  /// as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
+  /// v-forms: for each rank r, block r of `in` and block r of `out`. Null if the op's blocks have equal size.
+  /// Valid as long as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
   const Block* in_blocks = nullptr;
   const Block* out_blocks = nullptr;
   /// If this call is a part of a composed one: the user's call, which ranks compare and texts name. Null if
   /// this call is itself the user's. Valid as long as this call.
   const OpState* user = nullptr;
-  /// exchange: the plan and the fields. It is undefined for other operations. (Version 6.5.)
+  /// The plan and the fields of an exchange; undefined for other operations. (Version 6.5.)
   const ExchangeCall* exchange = nullptr;
 
   alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
 };
 
-/// Made by a factory. The group calls it from one thread at a time, except where a function says "from any
-/// thread". The virtual functions are ordered by the version of the ABI that added them (see
-/// weft/backends/plugin.hpp): new ones go to the end, have a default, and are never called on a plug-in that
-/// was built for an older version.
+/// A transport in one group, made by a BackendFactory. The group calls it from one thread at a time, except
+/// for functions that say "from any thread". The virtual functions are ordered by the version of the ABI that
+/// added them (see weft/backends/plugin.hpp): new ones go to the end, have a default, and are never called on
+/// a plug-in that was built for an older version.
 class Backend {
  public:
   // Version 6.0.
   virtual ~Backend() = default;
   virtual const Traits& traits() const noexcept = 0;
-  /// Starts a call. Never waits, never fails: poll() reports what goes wrong. Collectives come in the same
-  /// order on all ranks.
+  /// Starts a call. Never waits, never fails: poll() reports errors. All ranks post the same collectives in
+  /// the same order.
   virtual void post(OpState& s) noexcept = 0;
-  /// The next steps of a call, bounded. Collectives are polled in order: a later one only after the earlier
-  /// are done.
+  /// Takes the next steps of a call, a bounded number. The group polls a collective only after all earlier
+  /// collectives are done.
   virtual Step poll(OpState& s) noexcept = 0;
-  /// Whether no rank has failed, died or aborted. If it returns false, failure() gives the reason. Called
-  /// about once a millisecond while a call makes no progress.
+  /// Returns true if no rank has failed, died or aborted; if it returns false, failure() gives the reason.
+  /// The group calls it about once a millisecond while a call makes no progress.
   virtual bool healthy() noexcept = 0;
-  /// The ranks that have not arrived at this call yet; `story` becomes a sentence about them, for the text of
-  /// time-outs and warnings.
+  /// Returns the ranks that have not arrived at this call yet. Sets `story` to a sentence about these ranks,
+  /// for the texts of time-outs and warnings.
   virtual std::vector<int> missing(const OpState& s, std::string& story) noexcept = 0;
-  /// Makes every pending and later call of every rank fail. The first cause of all ranks wins. Bounded in
-  /// time; from any thread.
+  /// Makes every pending and later call of every rank fail. The first cause of all ranks wins. Returns within
+  /// a bounded time. From any thread.
   virtual void fail(const Failure& why) noexcept = 0;
-  /// The first cause, after fail(), a failed poll() or healthy() == false. From any thread.
+  /// The first cause of the failure. Called only after fail(), a failed poll() or healthy() == false. From
+  /// any thread.
   virtual Failure failure() const = 0;
-  /// After a failure: true if nobody is inside the callers' memory now. No waiting. From any thread.
+  /// After a failure: returns true if no rank accesses the callers' memory now. Does not wait. From any
+  /// thread.
   virtual bool quiet() const noexcept = 0;
-  /// After a failure: waits until nobody can touch the callers' memory any more, moving the callers' shared
-  /// memory to new pages where a stopped peer might still write. `exposed`: the buffers of the calls that
-  /// failed. Returns false if that was not reached by the deadline. From any thread.
+  /// After a failure: waits until no rank can access the callers' memory any more. If a stopped peer might
+  /// still write to the callers' shared memory, the backend moves that memory to new pages. `exposed`: the
+  /// buffers of the calls that failed. Returns false if ranks can still access the memory at the deadline.
+  /// From any thread.
   virtual bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept = 0;
   /// Announces that this rank is about to sleep on its doorbell (true), or is awake again (false). After the
-  /// announcement the group polls once more before it sleeps: so a peer that makes its step visible first and
-  /// then checks for sleepers always wakes it. From any thread.
+  /// announcement the group polls once more before it sleeps. A peer first makes its step visible and then
+  /// checks for sleepers, so it always wakes this rank. From any thread.
   virtual void announce_sleep(bool asleep) noexcept = 0;
   /// Calls posted between batch(true) and batch(false) belong together and may be started as one. Calls of an
   /// open batch may be polled, and calls of other threads may be posted into it.
@@ -171,34 +177,36 @@ class Backend {
   /// a graph. `calls` is true if the stream is to order calls; then it belongs to the group's device. `calls`
   /// is false for wait_on(), which takes streams of any device. From any thread.
   virtual void check_stream(Stream /*stream*/, bool /*calls*/) {}
-  /// Ranks that have died or left the group, as far as the transport knows at this moment; before and after a
-  /// failure. From any thread.
+  /// The ranks that have died or left the group, as far as the transport knows at this moment. May be called
+  /// before and after a failure. From any thread.
   virtual std::vector<int> gone() const noexcept { return {}; }
   // Version 6.1.
-  /// Called before missing() names anybody in a time-out: asks the other ranks whom they wait for, or goes on
-  /// asking, without waiting (weft/backends/hold_up.hpp). Returns true if missing() knows as much as it ever
-  /// will. If it returns false, call it again soon.
+  /// The group calls it before it calls missing() for a time-out. Asks the other ranks whom they wait for, or
+  /// goes on asking; it does not wait (weft/backends/hold_up.hpp). Returns true if no more answers are
+  /// expected. If it returns false, call it again soon.
   virtual bool ask(const OpState& /*s*/) noexcept { return true; }
   /// Answers peers that ask(). Called when the rank goes to sleep, even if it has no calls in flight in this
   /// group.
   virtual void answer() noexcept {}
   // Version 6.3.
   /// The last call of each rank of the group, including this one, as far as this rank knows after ask(); in
-  /// order of the ranks. Before and after a failure. Empty if the transport does not know. The fields `rank`,
-  /// `state` and, where a call is known, `op` and `call` are to be set; the group writes the text.
+  /// order of the ranks. May be called before and after a failure. Empty if the transport does not know the
+  /// calls. The transport must set `rank` and `state`, and `op` and `call` if it knows the call; the group
+  /// writes the text.
   virtual std::vector<LastCall> last_calls() noexcept { return {}; }
   /// The message that a recv from `source` (any_source: from any rank) with this tag would take if it were
-  /// posted now; nothing if no such message has arrived. Takes in the arrived data first, and never waits.
-  /// Called where the traits have wait_message.
+  /// posted now; nothing if no such message has arrived. First takes in the data that has arrived; never
+  /// waits. Called only if the traits have wait_message.
   virtual std::optional<MessageInfo> probe(int /*source*/, int /*tag*/) noexcept { return std::nullopt; }
   // Version 6.5.
-  /// Works out a plan, which was checked, for the exchanges that follow: OpState::exchange names the result.
-  /// Local. Called where the traits have exchange, while this thread owns the group. The result outlives its
-  /// exchanges, but not this backend.
+  /// Prepares a plan, which the group has checked, for the exchanges that use it: OpState::exchange names the
+  /// result. Does not communicate. Called only if the traits have exchange, while this thread owns the group.
+  /// The result is destroyed after its exchanges, but before this backend.
   virtual std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan& /*plan*/) { return nullptr; }
 };
 
-/// The arguments of a backend's factory: which ranks meet, and where.
+/// The arguments of a backend's factory: the ranks of the group, and the store through which they find each
+/// other.
 struct GroupInit {
   Context& context;
   std::shared_ptr<Store> store;
@@ -207,7 +215,8 @@ struct GroupInit {
   std::string name;
   int rank = 0;
   int size = 1;
-  int process_rank = 0;  ///< which rank of this process this is (several where ranks are threads)
+  /// the index of this rank among the ranks of this process (several if ranks are threads)
+  int process_rank = 0;
   /// The number of ranks of the whole job on this host, as far as it is known. If there are more such ranks
   /// than cores, waits do not spin.
   int ranks_here = 1;

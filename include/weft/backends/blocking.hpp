@@ -1,8 +1,8 @@
 // For transports whose functions block: a thread of the group's own performs the collectives, in order.
-// Messages are started separately, so that none waits behind a collective.
+// Messages are started separately, so that no message waits behind a collective.
 //
 // A waiting thread does not perform the call itself, although that would save a switch of threads: inside the
-// transport it could check neither the deadline nor the rank's other groups.
+// transport it could not check the deadline, and could not advance the rank's other groups.
 #pragma once
 
 #include <atomic>
@@ -18,17 +18,17 @@
 
 namespace weft {
 
-/// The functions that a blocking transport implements, and BlockingBackend calls. The class is separate from
-/// Backend, so a new virtual function of Backend does not change the order of the functions of BlockingCalls
-/// in the ABI.
+/// The functions that BlockingBackend calls, and that a blocking transport implements. The class is separate
+/// from Backend, so a new virtual function of Backend does not change the order of the functions of
+/// BlockingCalls in the ABI.
 class BlockingCalls {
  protected:
   ~BlockingCalls() = default;
   /// Performs a collective in the group's thread; returns when the collective is done. Any exception that it
   /// throws fails the group.
   virtual void run(const OpState& s) = 0;
-  /// Starts a send or a receive (or a wait_message, where the traits have it), without waiting. finished(s)
-  /// or refuse(s) follows, from any thread.
+  /// Starts a send or a receive (or a wait_message, if the traits have it), without waiting. The transport
+  /// later calls finished(s) or refuse(s), from any thread.
   virtual void start(OpState& s) noexcept = 0;
   /// Makes run() return soon, by throwing. After interrupt() has returned, the transport's own threads do not
   /// touch the callers' memory. Called once, after failed() has become true. From any thread.
@@ -36,8 +36,8 @@ class BlockingCalls {
 };
 
 /// Implements Backend by means of BlockingCalls. A derived class adds traits() and missing(), calls begin()
-/// at the end of its constructor, and end() first of all in its destructor. Ranks learn of a failure because
-/// interrupt() ends the connections; all read its first cause from the store (FirstCause).
+/// at the end of its constructor, and end() first of all in its destructor. interrupt() ends the connections,
+/// so other ranks notice a failure; all ranks read the first cause from the store (FirstCause).
 class BlockingBackend : public Backend, protected BlockingCalls {
  public:
   ~BlockingBackend() override;
@@ -58,12 +58,13 @@ class BlockingBackend : public Backend, protected BlockingCalls {
   /// Ends the group's thread; waits for a run() that has not returned.
   void end() noexcept;
 
-  /// A send or a receive is done. From any thread.
+  /// States that a send or a receive is done. From any thread.
   void finished(OpState& s) noexcept;
   /// Like finished(s), for a receive from any_source or a wait_message, which has found the message `found`.
   /// (Only the group's thread may write `s`, so the source in `s` is set when the call is polled.)
   void finished(OpState& s, const MessageInfo& found) noexcept;
-  /// A send or a receive cannot be done: the group fails with `why` when the call is polled. From any thread.
+  /// States that a send or a receive cannot be done: the group fails with `why` when the call is polled. From
+  /// any thread.
   void refuse(OpState& s, Failure why) noexcept;
   /// From any thread.
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }

@@ -12,8 +12,8 @@
 
 namespace weft {
 
-/// The source of a recv that takes the next message of its tag, whichever rank sent it: a number that no
-/// rank has, and that arithmetic on ranks does not give by mistake. There is no such tag: every recv names
+/// The source of a recv that takes the next message of its tag, whichever rank sent the message. No rank has
+/// this number, and arithmetic on ranks does not give it by mistake. There is no any_tag: every recv names
 /// its tag.
 inline constexpr int any_source = std::numeric_limits<int>::min();
 
@@ -26,14 +26,15 @@ struct MessageInfo {
   friend bool operator==(const MessageInfo&, const MessageInfo&) = default;
 };
 
-/// The options of any call. All ranks give the same `op` and `order`; the rest is each rank's own.
+/// The options of any call. All ranks must give the same `op` and `order`; the other options may differ
+/// between ranks.
 struct CallOptions {
   ReduceOp op = ReduceOp::sum;
   Order order = Order::native;
-  Duration deadline{};  ///< zero: the group's
+  Duration deadline{};  ///< zero: the group's deadline
   int tag = 0;          ///< send and recv: 0 … 2^31-1
-  /// Stream backends: the stream of the group's device on which the call is ordered. Stream{}: its default
-  /// one.
+  /// Stream backends: the stream of the group's device on which the call is ordered. Stream{}: the device's
+  /// default stream.
   Stream stream{};
 };
 
@@ -45,10 +46,10 @@ struct Blocks {
   std::span<const std::int64_t> offsets{};
 };
 
-/// A call that is not submitted yet: all that is said about it, on its way from a method of ProcessGroup, a
-/// function of weft.h or a list for ProcessGroup::coalesced() to the group. Made by the functions of
-/// namespace `call`. The caller must keep the memory of its buffers alive until the Work is done, and its
-/// blocks until it is submitted.
+/// The description of a call that is not submitted yet. Methods of ProcessGroup, functions of weft.h and
+/// lists for ProcessGroup::coalesced() pass it to the group. The functions of namespace `call` make it. The
+/// caller must keep the memory of the buffers alive until the Work is done, and the blocks until the call is
+/// submitted.
 struct Call {
   Op op = Op::none;
   ConstBuffer in{};
@@ -59,9 +60,9 @@ struct Call {
   CallOptions options{};
 };
 
-/// One function for each operation, and for each a method of ProcessGroup of the same name and arguments,
-/// which submits the Call made here; comments there describe the operation. Nothing is checked here. Inline,
-/// so that the Call is built directly where the group reads it.
+/// One function for each operation. ProcessGroup has a method of the same name and arguments, which submits
+/// the Call; the comments of the methods describe the operations. These functions check nothing. They are
+/// inline, so that the Call is built directly where the group reads it.
 namespace call {
 
 inline Call all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {

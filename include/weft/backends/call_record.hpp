@@ -1,6 +1,6 @@
 // The description of a rank's call, in a form that can be sent. If a transport's library does not compare
-// calls, the transport exchanges these before a collective, because a mismatch would be a crash or a wrong
-// number there. Pure functions; any thread.
+// calls, the transport exchanges these descriptions before a collective, because a mismatch inside the
+// library would lead to a crash or to wrong numbers. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace weft {
 /// these parts have numbers of their own.
 inline constexpr std::uint64_t kUsersCall = std::uint64_t{1} << 62;
 
-/// All values that must be equal on all ranks. For a part of a composed call these are the values of the
-/// user's call. Trivially copyable, of fixed size: send its bytes, and compare them.
+/// All values that must be equal on all ranks. For a part of a composed call the record holds the values of
+/// the user's call. Trivially copyable, of fixed size: the transport sends the bytes, and compares them.
 struct CallRecord {
-  std::uint64_t call = 0;  ///< of a composed call marked with kUsersCall
-  std::int64_t count = 0;  ///< elements of the block that all ranks agree on
+  std::uint64_t call = 0;  ///< the call's number; for a composed call it is marked with kUsersCall
+  std::int64_t count = 0;  ///< elements of the block that must be equal on all ranks
   std::uint64_t hash = 0;  ///< of count vectors, a scale, the name of a user's reduction
   std::int32_t root = -1;
   Op op = Op::none;
@@ -32,11 +32,11 @@ struct CallRecord {
 /// The record of a collective in a group of `size` ranks.
 CallRecord record_of(const OpState& s, int size);
 
-/// The message of one rank to another before a collective: its record, and the numbers that concern these
-/// two alone. Trivially copyable, of fixed size.
+/// The message of one rank to another before a collective: the sender's record, and the numbers that concern
+/// only these two ranks. Trivially copyable, of fixed size.
 struct Announcement {
   CallRecord record{};
-  std::int64_t gives = 0;    ///< all_to_all_v: elements from the sender of this to its receiver
+  std::int64_t gives = 0;    ///< all_to_all_v: elements from the sender of this message to its receiver
   std::int64_t expects = 0;  ///< all_to_all_v: elements in the other direction
   std::int64_t largest = 0;  ///< all_to_all_v: the largest block that the sender gives
 };

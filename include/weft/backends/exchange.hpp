@@ -14,13 +14,13 @@
 namespace weft {
 
 /// A box of elements of a field: element (i, j, …) is `offset + i * strides[0] + j * strides[1] + …` elements
-/// from where the field begins. Strides may be negative; 0 in a dimension of one element, or of a box that is
-/// sent.
+/// from where the field begins. A stride may be negative. It may be 0 in a dimension of one element, and in
+/// any dimension of a box that is sent.
 ///
-/// If there are `indices`, indices[i] stands in the place of i: counts[0] numbers, 0 or more, in any order.
-/// So the rows `indices` of an array (nodes, 3) have counts {n, 3} and strides {3, 1}; the elements `indices`
-/// of an array have counts {n} and strides {1}. The other rank may give a box with indices, too, or a box of
-/// the same counts without indices.
+/// If `indices` is not empty, it has counts[0] numbers, 0 or more, in any order, and indices[i] replaces i in
+/// this formula. For example, the rows `indices` of an array (nodes, 3) have counts {n, 3} and strides {3,
+/// 1}; the elements `indices` of an array have counts {n} and strides {1}. The other rank may give a box with
+/// or without indices, but of the same counts.
 struct ExchangeBox {
   int field = 0;
   std::int64_t offset = 0;
@@ -39,32 +39,33 @@ struct ExchangePart {
   std::vector<ExchangeBox> boxes{};
 };
 
-/// The part of one rank in an exchange. A value. Two ranks that send to each other give boxes of the same
-/// fields and counts, in the same order; offsets and strides are each rank's own. Elements that a rank sends
-/// to itself are copied.
+/// The part of one rank in an exchange. A value. The sender and the receiver must give boxes of the same
+/// fields and counts, in the same order; offsets and strides may differ. Elements that a rank sends to itself
+/// are copied.
 struct ExchangePlan {
   enum class Kind : std::uint8_t {
-    copy,  ///< an element that comes replaces the one that is there
-    /// Elements that come are added to those that are there: first what rank 0 sent, then rank 1, …; of one
-    /// rank in the order of its boxes. bf16 and f16 are added in f32 and rounded once, at the end; integers
-    /// wrap. Indices may then name an element several times.
+    copy,  ///< a received element replaces the receiver's element
+    /// Received elements are added to the receiver's elements: first those of rank 0, then those of rank 1,
+    /// …; the elements of one rank in the order of its boxes. bf16 and f16 are added in f32 and rounded once,
+    /// at the end; integers wrap. Only with `add` may the indices of a box to receive name an element several
+    /// times.
     add,
   };
   Kind kind = Kind::copy;
-  std::vector<DType> fields{};  ///< the dtype of each; for `add`: f64, f32, bf16, f16 or an integer
+  std::vector<DType> fields{};  ///< the dtype of each field; for `add`: f64, f32, bf16, f16 or an integer
   std::vector<ExchangePart> sends{}, receives{};  ///< each rank at most once; in any order
-  /// The texts of errors in making the plan begin with this name. Ranks do not compare it.
+  /// Error texts about a wrong plan begin with this name. Ranks do not compare it.
   std::string name = "exchange";
 };
 
-/// Where a field lies in one start(): offsets of boxes to send count from `in`, offsets of boxes to receive
-/// count from `out`. `in` and `out` may be the same memory.
+/// The memory of a field in one start(): offsets of boxes to send count from `in`, offsets of boxes to
+/// receive count from `out`. `in` and `out` may be the same memory.
 struct ExchangeField {
   const void* in = nullptr;
   void* out = nullptr;
 };
 
-/// A plan that a transport has worked out (Backend::plan_exchange).
+/// A plan that a transport has prepared (Backend::plan_exchange).
 class PlannedExchange {
  public:
   PlannedExchange() = default;
@@ -77,8 +78,8 @@ class PlannedExchange {
 struct ExchangeCall {
   PlannedExchange* planned = nullptr;  ///< the transport's own form of the plan
   const ExchangeField* fields = nullptr;
-  /// Two starts of one plan with equal numbers have their fields at equal addresses, so the transport can
-  /// reuse the addresses that it has worked out.
+  /// If two starts of one plan have equal numbers, their fields lie at equal addresses, so the transport can
+  /// reuse the addresses that it has computed.
   std::uint64_t memory = 0;
 };
 

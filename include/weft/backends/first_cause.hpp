@@ -1,5 +1,5 @@
-// The first failure of a group, on which all its ranks agree: a key in the Store. For transports that have no
-// means of their own for it.
+// The first failure of a group, on which all its ranks agree: a key in the Store. For transports that cannot
+// distribute the first cause themselves.
 #pragma once
 
 #include <memory>
@@ -17,8 +17,8 @@ class FirstCause {
   /// `token`: the token of the group (GroupInit). A null store means a group of one rank.
   FirstCause(std::shared_ptr<Store> store, const std::string& token)
       : store_(std::move(store)), key_(token + "/first_cause") {}
-  /// Makes `why` the cause unless there is one. Returns the cause that counts for all ranks; `why` itself if
-  /// the Store does not answer any more.
+  /// Makes `why` the cause, unless there is a cause already. Returns the cause that all ranks report, or
+  /// `why` if the Store does not answer any more.
   Failure raise(const Failure& why) const noexcept;
   /// The cause, if there is one. Returns nothing if the Store does not answer any more: the Store may have
   /// ended with the rank that served it, and that alone is no failure.

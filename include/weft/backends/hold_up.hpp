@@ -1,13 +1,13 @@
 // Finds the rank that holds up a call, from the reports of the ranks of its group: for time-outs and
 // warnings.
 //
-// A rank that another one waits for is not to blame if it waits, too. So the ranks ask each other whom they
-// wait for (a roll-call). From the rank whose deadline has passed, the search follows these answers, from
-// rank to rank, until it meets one that does not answer: that one is stopped, or it computes and has not
-// arrived.
+// A rank that other ranks wait for is not to blame if it waits itself. So the ranks ask each other whom they
+// wait for (a roll-call). The search begins at the rank whose deadline has passed, and follows the answers
+// from rank to rank until it finds a rank that does not answer: that rank is stopped, or it computes and has
+// not arrived.
 //
-// Backend::ask() sends the questions and Backend::answer() the answers; a transport whose ranks share no
-// memory does it by RollCallMessages. Pure functions; any thread.
+// Backend::ask() sends the questions, and Backend::answer() sends the answers; transports whose ranks share
+// no memory use RollCallMessages for both. Pure functions; any thread.
 #pragma once
 
 #include <algorithm>
@@ -27,18 +27,19 @@ namespace weft {
 
 /// A waiting rank answers within this time, even if it sleeps between its polls.
 inline constexpr auto kRollCallPatience = std::chrono::milliseconds(300);
-/// Answers older than this no longer count.
+/// Answers that are older than this no longer count.
 inline constexpr auto kRollCallStale = kRollCallPatience + std::chrono::seconds(1);
-/// One roll-call serves all calls that need one within this time after it. Later calls ask again, because an
-/// answering rank may meanwhile have gone on or been stopped.
+/// One roll-call serves all calls that need one within this time after it. Later calls ask again, because a
+/// rank that answered may have gone on, or may have been stopped, since.
 inline constexpr auto kRollCallFresh = std::chrono::milliseconds(20);
 
 /// When a rank's roll-call began and ended, and for which call. Not thread-safe.
 class RollCallTimes {
  public:
-  /// Whether a call whose deadline has passed needs a new roll-call. A roll-call that was begun for this call
-  /// stays open until the call asks again, however late, because the call's thread may poll rarely. A
-  /// roll-call that was begun for another call, which may be over, serves this call for a while.
+  /// Returns whether a call whose deadline has passed needs a new roll-call. A roll-call that was begun for
+  /// this call stays open until the call asks again, however late, because the call's thread may poll rarely.
+  /// A roll-call that was begun for another call serves this call for a limited time, because that other call
+  /// may be over.
   bool due(Op op, std::uint64_t call, Clock::time_point now) const {
     if (!begun_) return true;
     if (ended_) return now - *ended_ >= kRollCallFresh;
@@ -50,7 +51,7 @@ class RollCallTimes {
     begun_ = now;
     ended_.reset();
   }
-  /// Whether more answers may still come.
+  /// Whether more answers may still arrive.
   bool patient(Clock::time_point now) const { return begun_ && now - *begun_ < kRollCallPatience; }
   void end(Clock::time_point now) {
     if (!ended_) ended_ = now;
@@ -65,10 +66,11 @@ class RollCallTimes {
 };
 
 /// Whether a rank has answered the roll-call.
-enum class Answer { no, yes, stopped };  ///< stopped: the system says that it will not answer
+enum class Answer { no, yes, stopped };  ///< stopped: the system reports that the rank will not answer
 
 struct HoldUp {
-  std::vector<int> ranks;  ///< in order; empty: no rank in particular, for example if ranks wait in a circle
+  /// in ascending order; empty: no particular rank, for example if ranks wait in a circle
+  std::vector<int> ranks;
   /// true: these ranks do not answer; false: they answer, and wait for nobody in this group
   bool silent = true;
   bool settled = true;    ///< further answers change nothing
@@ -116,12 +118,14 @@ HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const Answ
 /// The ranks of `awaited` that hold up the call; empty if none of them does.
 std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found);
 
-/// The sentence about a call that is held up. `simple(ranks)` gives the part that says what the awaited ranks
-/// have not done; the rest of the sentence names the ranks that these wait for. Sets `awaited` to the ranks
-/// that the error names. `all_answer`: computing ranks, which do not wait, answer as well.
+/// Returns the sentence about a call that is held up. `simple(ranks)` gives the part that says what the
+/// awaited ranks have not done; the rest of the sentence names the ranks for which the awaited ranks wait.
+/// Sets `awaited` to the ranks that the error names. `all_answer`: ranks that compute, and do not wait,
+/// answer as well.
 std::string tell(std::vector<int>& awaited, const HoldUp& found,
                  const std::function<std::string(std::span<const int>)>& simple, bool all_answer = false);
-/// The sentence about a collective in which all ranks have arrived. Returns the ranks that the error names.
+/// Sets `story` to the sentence about a collective in which all ranks have arrived. Returns the ranks that
+/// the error names.
 std::vector<int> tell_all_arrived(const HoldUp& found, std::string& story);
 
 }  // namespace weft

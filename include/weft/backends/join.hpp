@@ -1,13 +1,14 @@
 // How the ranks of a group exchange their addresses at the start: each rank puts its text into the store and
 // reads the texts of the others. The last rank to arrive reads all texts and writes them into one key, for
-// which the others wait: a few requests per rank. Texts of more than half a MiB in all are written into
-// several keys.
+// which the other ranks wait. So each rank makes only a few requests. Texts of more than half a MiB in all
+// are written into several keys.
 //
 // A rank that cannot make the group leaves the reason in the store, under the group's token (FirstCause);
-// ranks that wait for others read it now and then. The first reason counts, so a rank that gave up only
-// because of another rank is not blamed. If a factory throws, the group calls give_up() for it.
+// ranks that wait for others read this reason now and then. The first reason counts, so a rank that gave up
+// only because of another rank is not blamed. If a factory throws, the group calls give_up() for that
+// factory.
 //
-// All functions wait for the store, until b.deadline at most, and may be called from any thread.
+// All functions wait for the store, at most until b.deadline. Any thread may call them.
 #pragma once
 
 #include <cstdint>
@@ -23,42 +24,44 @@
 namespace weft {
 
 /// The indices of the keys that no rank has set, for use after a wait for these keys has timed out. Throws
-/// the store's own error if the store itself does not answer: then no rank can tell which rank is missing.
+/// the store's own error if the store does not answer; in that case no rank can know which rank is missing.
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys);
 
 /// Throws the first cause if some rank has given up this group.
 void throw_first_cause(const GroupInit& b);
 
-/// The text by which the other ranks are notified of an error of this rank: the text of the error. If the
+/// The Failure that the other ranks report for an error of this rank. Its text is that of the error; if the
 /// cause is in this rank (no memory, for example), the text names this rank.
 Failure reason_of(const GroupInit& b, const Error& own);
 
-/// Leaves the reason why this rank gives up the group for the others, unless one is there already. Returns
-/// the error that this rank is to throw: its own error; the first cause, if its own error blames other ranks
-/// (timeout, peer_lost); or aborted, which names this rank, if an Interrupt has ended its wait.
+/// Stores the reason why this rank gives up the group, for the other ranks, unless a reason is stored
+/// already. Returns the error that this rank is to throw: its own error; the first cause, if its own error
+/// blames other ranks (timeout, peer_lost); or aborted, which names this rank, if an Interrupt has ended its
+/// wait.
 Error give_up(const GroupInit& b, const Error& error);
 
-/// The value of a key, waiting for it; nothing if it is not set by the deadline. Throws the first cause
-/// if a rank gives up meanwhile, the store's error, and bad_argument if there is no store.
+/// Waits for a key and returns its value, or nothing if the key is not set by the deadline. Throws the first
+/// cause if a rank gives up meanwhile, the store's error if the store fails, and bad_argument if there is no
+/// store.
 std::optional<std::string> await(const GroupInit& b, const std::string& key);
 
 /// Puts this rank's text, `info`, into the store: the first half of join(). With one rank it does nothing,
-/// and there need be no store. Throws bad_argument if all ranks have used `what` already, with this token
-/// and without withdraw(). `layout`: a digest of the sizes and constants that the ranks share in this
-/// transport; it differs between ranks that would not understand each other. Throws mismatch if another rank
-/// gave another size, and the store's error, with the group's name.
+/// and needs no store. `layout`: a digest of the sizes and constants that the ranks share in this transport;
+/// it differs between ranks that would not understand each other. Throws bad_argument if all ranks have
+/// already used `what` with this token, and have not called withdraw(); mismatch if another rank gave another
+/// group size; and the store's error, with the group's name.
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout);
 
-/// The texts of all ranks, by rank. `info` may hold any bytes; a MiB less 256 bytes always fits into a value
-/// of the store. `what`, the transport's name, separates the keys of several uses of one token. Throws
-/// timeout naming the ranks that did not join by the deadline, mismatch if they do not run the same build of
-/// weft, differ in `layout` or do not agree on the size, the first cause if a rank gives up meanwhile, and
-/// the errors of announce().
+/// Exchanges the texts of all ranks and returns them, by rank. `info` may hold any bytes; up to a MiB less
+/// 256 bytes always fits into a value of the store. `what`, the transport's name, separates the keys of
+/// several uses of one token. Throws timeout naming the ranks that did not join by the deadline, mismatch if
+/// they do not run the same build of weft, differ in `layout` or do not agree on the size, the first cause if
+/// a rank gives up meanwhile, and the errors of announce().
 std::vector<std::string> join(const GroupInit& b, std::string_view what, std::string_view info,
                               std::uint64_t layout);
 
 /// Removes this rank's text from the store, so that a program that makes many groups leaves nothing there.
-/// Call it when all ranks have read it. If the store does not answer, a few bytes stay.
+/// Call it when all ranks have read the text. If the store does not answer, the text stays there.
 void withdraw(const GroupInit& b, std::string_view what) noexcept;
 
 /// Throws timeout: `group "g": rank 2 did not join within 3 s [rank 0]`.

@@ -1,11 +1,12 @@
 // Matching of messages with receives, by (source, tag), in order: the posted queue and the unexpected queue
-// of a rank. For every transport that matches by itself. Not thread-safe: its owner locks, where several
-// threads use it. No function waits.
+// of a rank. For transports that match messages themselves. Not thread-safe: if several threads use it, its
+// owner must lock. No function waits.
 //
 // The rule is MPI's. A message fits receives with its tag, from its source or from any_source; it goes to the
-// one that was posted first. A receive takes the first message that fits it; a receive from any_source takes
-// messages of its tag from all ranks, in the order in which they were kept. So messages of one source and tag
-// are never overtaken, and no source waits behind later messages of another.
+// receive that was posted first. A receive takes the first message that fits it; a receive from any_source
+// takes messages of its tag from all ranks, in the order in which keep() added them. So messages of one
+// source and tag never overtake each other, and a message never waits behind later messages of another
+// source.
 #pragma once
 
 #include <algorithm>
@@ -27,14 +28,15 @@ namespace weft {
 struct UnexpectedLimits {
   std::int64_t messages = std::int64_t{1} << 20;
   std::int64_t bytes = std::int64_t{1} << 30;  ///< payload bytes of these messages
-  /// WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES, where they are set. Throws bad_argument.
+  /// The limits, changed by WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES if they are set. Throws
+  /// bad_argument if a value is wrong.
   static UnexpectedLimits from_env();
 };
 
-/// `Receive` is the transport's posted receive, kept by address; `Message` is what it knows of an unexpected
-/// message, default-constructible. A message finds its receive, and a receive its message, in constant time,
-/// except for a search among the receives in flight, of which a group has 64 at most. A receive from
-/// any_source polls each source that has unexpected messages.
+/// `Receive` is the transport's posted receive; the matcher keeps its address. `Message` is the transport's
+/// record of an unexpected message; it must be default-constructible. Matching takes constant time, except
+/// for a search among the receives in flight, of which a group has at most 64. A receive from any_source
+/// looks at each source that has unexpected messages.
 template <class Receive, class Message, class SameTag = std::equal_to<>>
 class MessageMatcher {
  public:
@@ -48,8 +50,8 @@ class MessageMatcher {
   MessageMatcher(const MessageMatcher&) = delete;
   MessageMatcher& operator=(const MessageMatcher&) = delete;
 
-  /// Gives the oldest message of that source and tag to use(const Message&). Returns false if there is none.
-  /// `use` must not call the matcher.
+  /// Calls use(const Message&) for the oldest message of that source and tag, and removes the message.
+  /// Returns false if there is none. `use` must not call the matcher.
   template <class Use>
   bool take_message(int source, std::int32_t tag, const Use& use) {
     const auto found = find(source, tag);
@@ -65,10 +67,10 @@ class MessageMatcher {
     put_back(node);
     return true;
   }
-  /// The source of the oldest message of that source and tag, which take_message() would give; for
-  /// any_source, the source of the oldest message with that tag. -1: there is none. A transport that polls
-  /// its sources one after the other first takes the messages that have arrived from each; otherwise the
-  /// order of its polls would decide.
+  /// The source of the oldest message with that tag, from `source` or, for any_source, from any rank; -1 if
+  /// there is none. take_message() with the result gives this message. A transport that polls its sources one
+  /// after the other should first keep() the arrived messages of all sources; otherwise the order of its
+  /// polls would decide.
   int source_of(int source, std::int32_t tag) const {
     if (source != any_source) return find(source, tag) != queues_.end() ? source : -1;
     int first = -1;
@@ -86,8 +88,8 @@ class MessageMatcher {
     const auto found = find(source, tag);
     return found == queues_.end() ? nullptr : &found->second.first->message;
   }
-  /// Source and tag of the messages that are kept from `source` (any_source: from all), each pair once, in
-  /// order; negative tags, which are those of composed calls, are left out.
+  /// The pairs (source, tag) of the unexpected messages from `source` (any_source: from all ranks), each pair
+  /// once, sorted. Negative tags, which belong to composed calls, are left out.
   std::vector<std::pair<int, std::int32_t>> kept(int source) const {
     std::vector<std::pair<int, std::int32_t>> list;
     for (const auto& [number, queue] : queues_) {
@@ -99,14 +101,14 @@ class MessageMatcher {
     std::sort(list.begin(), list.end());
     return list;
   }
-  /// Adds a receive for which there was no message, behind the others. `source` may be any_source.
+  /// Adds a receive for which there was no message, at the end of the queue. `source` may be any_source.
   void post(int source, std::int32_t tag, Receive& receive) {
     auto& list = source == any_source ? from_any_ : receives_[static_cast<std::size_t>(source)];
     if (list.capacity() == 0) list.reserve(kReceives);  // most ranks are never a source
     list.push_back({tag, &receive, next_post_++});
   }
-  /// Takes out the oldest receive for that source and tag, which may be one from any_source; null: there is
-  /// none.
+  /// Removes and returns the oldest receive that fits that source and tag, including receives from
+  /// any_source; null if there is none.
   Receive* take_receive(int source, std::int32_t tag) noexcept {
     auto& list = receives_[static_cast<std::size_t>(source)];
     const std::size_t named = first_of(list, tag), any = first_of(from_any_, tag);
@@ -114,12 +116,13 @@ class MessageMatcher {
       return take(list, named);
     return any < from_any_.size() ? take(from_any_, any) : nullptr;
   }
-  /// Whether another message of so many bytes may be kept. An empty queue always takes one.
+  /// Whether keep() may add another message of so many bytes. If there are no unexpected messages, it always
+  /// may.
   bool has_room(std::int64_t bytes) const noexcept {
     return messages_ == 0 || (messages_ < limits_.messages && bytes_ + bytes <= limits_.bytes);
   }
-  /// Adds an unexpected message, behind those of its source and tag, and returns it to be filled in. It may
-  /// still hold the values of an earlier one.
+  /// Adds an unexpected message behind those of its source and tag, and returns it; the caller must fill it
+  /// in. It may still hold the values of an earlier message.
   Message& keep(int source, std::int32_t tag, std::int64_t bytes) {
     Queue& queue = queues_[key(source, tag)];
     Node* node = spare_;
@@ -139,18 +142,18 @@ class MessageMatcher {
     bytes_ += bytes;
     return node->message;
   }
-  /// Whether receives from that source wait for a message; those from any_source do not count.
+  /// Whether receives from that source wait for a message; receives from any_source do not count.
   bool awaits(int source) const noexcept { return !receives_[static_cast<std::size_t>(source)].empty(); }
   /// Whether receives from any_source wait for a message.
   bool awaits_any() const noexcept { return !from_any_.empty(); }
   /// How many unexpected messages there are.
   std::int64_t messages() const noexcept { return messages_; }
-  /// The failure of a group in which a message has arrived for which there is no room.
+  /// The failure of a group when a message arrives for which there is no room.
   Failure refusal(int rank, int source, std::int32_t tag, std::int64_t bytes) const;
 
  private:
   static constexpr std::size_t kReceives = 64;    // in flight, of a group
-  static constexpr std::size_t kIdleQueues = 64;  // kept though they are empty
+  static constexpr std::size_t kIdleQueues = 64;  // empty queues up to this number are kept
   static constexpr std::size_t kSpares = 32;      // nodes kept for the next messages
   static constexpr std::int64_t kSpareBytes = 8192;
   struct Node {
@@ -192,7 +195,7 @@ class MessageMatcher {
   static std::uint64_t key(int source, std::int32_t tag) noexcept {
     return static_cast<std::uint64_t>(source) << 32 | static_cast<std::uint32_t>(tag);
   }
-  // Nodes keep the memory of their messages, so that streams of small ones allocate nothing.
+  // Nodes keep the memory of their messages, so that a stream of small messages allocates nothing.
   void put_back(Node* node) noexcept {
     if (spares_ == kSpares || node->bytes > kSpareBytes) {
       delete node;
@@ -214,15 +217,16 @@ class MessageMatcher {
   std::int64_t messages_ = 0, bytes_ = 0;
 };
 
-/// The tag of the messages of which exchanges are made, and of no others. Texts call such a message a part.
+/// The tag of the messages that make up exchanges; no other messages have it. Error texts call such a message
+/// a part.
 inline constexpr int kExchangeTag = -1;
 
-/// The failure of a receive of rank `rank` for which a message of another dtype or count has come;
-/// `recv.peer` is its source, also where the receive is from any_source.
+/// The failure of a receive of rank `rank` when a message of another dtype or count has arrived. `recv.peer`
+/// is the message's source, even if the receive is from any_source.
 Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_t count);
-/// Like the function above, for a `recv` that does not name the source; `source` does.
+/// Like the function above, but the argument `source` gives the message's source.
 Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count);
-/// The same, if the elements of the message are there already.
+/// Like the function above, if the elements of the message have already arrived.
 Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count,
                          const std::byte* elements);
 
@@ -232,7 +236,7 @@ std::vector<int> awaited_sources(const OpState& recv, int rank, int size);
 /// The part of the time-out text of a recv or wait_message that says what these ranks have not done: "rank 1
 /// has not sent it (tag 7)", "no rank has sent a message with tag 7".
 std::string not_sent(const OpState& recv, std::span<const int> ranks, int rank, int size);
-/// The same of a send: "rank 1 has not received it (tag 7)".
+/// Like not_sent(), for a send: "rank 1 has not received it (tag 7)".
 std::string not_received(const OpState& send);
 
 /// The part of that text that lists the messages of MessageMatcher::kept(), in case the tag was wrong: ";

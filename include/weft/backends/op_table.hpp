@@ -12,8 +12,8 @@ enum class Counts : std::uint8_t {
   equal,        ///< out = in
   out_is_n_in,  ///< out = n x in
   in_is_n_out,  ///< in = n x out
-  out_blocks,   ///< out has a block per rank, in is this rank's
-  in_blocks,    ///< in has a block per rank, out is this rank's
+  out_blocks,   ///< out has a block per rank, in is this rank's block
+  in_blocks,    ///< in has a block per rank, out is this rank's block
   both_blocks,  ///< in and out have a block per rank
   in_only,      ///< send
   out_only,     ///< recv
@@ -60,8 +60,8 @@ constexpr bool is_message(Op op) noexcept {
   return ((op_bit(Op::send) | op_bit(Op::recv) | op_bit(Op::wait_message)) & op_bit(op)) != 0;
 }
 
-/// Whether each rank gets a combination of its own: exscan combines the ranks below it, scan also includes
-/// the rank itself.
+/// Whether the operation is a scan, which gives each rank a different combination: exscan combines the ranks
+/// below it, scan also includes the rank itself.
 constexpr bool is_scan(Op op) noexcept { return op == Op::scan || op == Op::exscan; }
 
 constexpr bool has_in(Op op, bool at_root) noexcept {
@@ -75,8 +75,8 @@ constexpr bool has_out(Op op, bool at_root) noexcept {
          (r.rooted != Rooted::out_at_root || at_root);
 }
 
-/// The part of this rank's `in` that goes to rank `to` (or is combined for it), in a group of `size`.
-/// Empty if this rank has no `in`, or `to` gets nothing.
+/// The part of this rank's `in` that goes to rank `to` (or that the group combines for rank `to`), in a group
+/// of `size`. Empty if this rank has no `in`, or rank `to` gets nothing.
 inline Block in_block(const OpState& s, int to, int size) noexcept {
   switch (row(s.op).counts) {
     case Counts::in_blocks:

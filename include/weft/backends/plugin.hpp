@@ -1,7 +1,7 @@
 // A transport in a shared object of its own: `libweft_backend_<name>.so`, loaded when a group asks for
 // <name>.
 //
-// weft searches it in the folders of WEFT_BACKEND_PATH (separated by ':'), then in the folder of libweft,
+// weft searches for it in the folders of WEFT_BACKEND_PATH (separated by ':'), then in the folder of libweft,
 // then in the subfolder `weft` of that folder, which holds weft's own plug-ins. weft loads the first file of
 // that name. The object exports one function, weft_backend_plugin(). examples/backend is a complete plug-in;
 // docs/backends.md explains how to write one.
@@ -23,16 +23,16 @@ namespace weft {
 /// refused. The minor number grows when something is added: a field at the end of BackendPlugin (6.4:
 /// linked_to), a virtual function with a default at the end of Backend (6.3: last_calls and probe; 6.5:
 /// plan_exchange), or an operation at the end of Op (6.2: scan and exscan; 6.3: wait_message, and with it
-/// recv from any_source; 6.6: exchange, whose boxes may have indices; weft calls no exchange of a 6.5), which
-/// older plug-ins do not have in their Traits, so that it is composed over them, or unsupported. A plug-in
-/// that was built for an older minor is loaded; weft does not read the fields and does not call the functions
-/// that it lacks. One that was built for a newer minor is loaded, too, unless it needs a function of libweft
-/// that this one lacks.
+/// recv from any_source; 6.6: exchange, whose boxes may have indices; weft does not call the exchange of a
+/// plug-in for 6.5). Older plug-ins do not list a newer operation in their Traits, so weft composes it over
+/// them, or reports it as unsupported. weft loads a plug-in that was built for an older minor, and does not
+/// use the fields and functions that the plug-in lacks. weft also loads a plug-in that was built for a newer
+/// minor, unless the plug-in needs a function that this libweft lacks.
 inline constexpr std::uint32_t kBackendAbi = 6;
 inline constexpr std::uint32_t kBackendAbiMinor = 6;
 
-/// An address inside the libweft whose functions the caller calls: a process may have loaded several copies
-/// of libweft.
+/// An address inside the libweft that the caller is linked to: a process may have loaded several copies of
+/// libweft.
 const void* linked_weft() noexcept;
 
 /// The description of a plug-in, its fields ordered by the version that added them. The first field never
@@ -48,20 +48,21 @@ struct BackendPlugin {
   std::uint32_t traits_bytes = sizeof(Traits);
   std::uint32_t group_init_bytes = sizeof(GroupInit);
   const char* name = "";     ///< NAME in the name of its file, libweft_backend_NAME.so
-  const char* version = "";  ///< the version of the transport, for people: "Open MPI 4.1.4"
+  const char* version = "";  ///< the version of the transport, to show to users: "Open MPI 4.1.4"
   std::unique_ptr<Backend> (*make)(const GroupInit&) = nullptr;  ///< see BackendFactory
-  Traits (*traits)() = nullptr;                                  ///< its traits, before there is a group
+  /// the transport's traits, before there is a group
+  Traits (*traits)() = nullptr;
   // Version 6.1.
   /// Returns why the plug-in cannot be used in this process ("the program already carries MPICH …"), or an
   /// empty text if it can. A null pointer means that it always can. Called at each load_backend(), so the
   /// answer may change.
   std::string (*obstacle)() = nullptr;
   // Version 6.4.
-  /// An address in the libweft that the plug-in calls. A libweft refuses a plug-in that calls another
+  /// An address in the libweft that the plug-in calls. weft refuses a plug-in that calls another copy of
   /// libweft.
   const void* linked_to = linked_weft();
-  // An exception of these functions, or of weft_backend_plugin(), becomes an Error with the name of the
-  // file.
+  // If one of these functions, or weft_backend_plugin(), throws an exception, weft turns it into an Error
+  // with the name of the file.
 };
 
 /// A plug-in that was found, for `weft doctor`.
@@ -69,8 +70,8 @@ struct FoundBackend {
   std::string name, path, version;
   std::string problem;  ///< why it cannot be used; empty: it can
 };
-/// The built-in transport and every plug-in in the search path, the first of each name. Loads them.
-/// Thread-safe.
+/// The built-in transport and all plug-ins in the search path, for each name the first one. Loads the
+/// plug-ins. Thread-safe.
 std::vector<FoundBackend> find_backends(Context& context);
 /// The folders that are searched for plug-ins, in order.
 std::vector<std::string> backend_folders();
@@ -78,17 +79,16 @@ std::vector<std::string> backend_folders();
 /// that were searched, or the file and its fault. Plug-ins stay loaded until the process ends. Thread-safe.
 BackendFactory load_backend(Context& context, std::string_view name);
 /// The traits of the backend of that name, before there is a group; loads it unless it is one of
-/// known_backends(). Throws as load_backend() does. Thread-safe.
+/// known_backends(). Throws the errors of load_backend(). Thread-safe.
 Traits backend_traits(Context& context, std::string_view name);
 
-/// The traits of weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl"), whether they are
-/// present or not: the one table that the plug-ins, the docs and the tests share. Null if `name` is another
-/// name.
+/// The traits of one of weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl"), whether it
+/// is present or not: the plug-ins, the docs and the tests share this one table. Null for any other name.
 const Traits* known_traits(std::string_view name) noexcept;
 std::span<const std::string_view> known_backends() noexcept;
-/// The guarantees of shm if its ranks write through the kernel (WEFT_SINGLE_COPY=push, and the system
-/// permits it): as in shm's row of known_traits(), except for quiesce(), which a peer that is stopped in the
-/// middle of a copy holds up.
+/// The traits of shm if its ranks write through the kernel (WEFT_SINGLE_COPY=push, and the system permits
+/// it). They equal shm's row of known_traits(), except for quiesce(): if a peer is stopped in the middle of a
+/// copy, quiesce() does not succeed.
 const Traits& shm_single_copy_traits() noexcept;
 
 }  // namespace weft

@@ -19,20 +19,20 @@
 
 namespace weft {
 
-/// The state of one rank's roll-call: the transport sends the messages. Not thread-safe; no function waits.
+/// The state of one rank's roll-call; the transport sends the messages. Not thread-safe; no function waits.
 class RollCallMessages {
  public:
   RollCallMessages(int self, int size) : self_(self), peers_(static_cast<std::size_t>(size)) {}
-  /// The number of the ping that this rank must now send to every other rank, for a call that is due; 0 if
-  /// the ranks were asked a moment ago.
+  /// Begins a roll-call for a call whose deadline has passed, and returns the number of the ping that this
+  /// rank must now send to every other rank. Returns 0 if an open or recent roll-call serves this call.
   std::uint32_t begin(Op op, std::uint64_t call) {
     const auto now = Clock::now();
     if (!times_.due(op, call, now)) return 0;
     times_.begin(op, call, now);
     return ++number_;
   }
-  /// The contents of a pong besides its number: the last call of the answering rank, and the ranks that it
-  /// waits for, of the first `size`.
+  /// Returns the contents of a pong except its number: the last call of the answering rank, and the ranks
+  /// below `size` for which it waits.
   static std::vector<std::byte> encode(std::span<const int> awaited, int size, const LastCall& last = {}) {
     std::vector<std::byte> bytes(kLastCallBytes + static_cast<std::size_t>(size + 7) / 8);
     std::memcpy(bytes.data(), &last, kLastCallBytes);
@@ -41,10 +41,10 @@ class RollCallMessages {
       if (r >= 0 && r < size) bits[static_cast<std::size_t>(r) / 8] |= std::byte{1} << (r % 8);
     return bytes;
   }
-  /// Bytes of a pong in addition to those for the ranks.
+  /// Bytes of a pong for the last call; the bytes for the ranks follow.
   static constexpr std::size_t kLastCallBytes = sizeof(LastCall);
-  /// Takes in a pong of rank r. From a pong that is too short, or names an operation that does not exist, it
-  /// takes only the number.
+  /// Takes in a pong of rank r. If the pong is too short, only its number counts; if its last call names an
+  /// operation that does not exist, the last call is ignored.
   void answered(int r, std::uint32_t number, std::span<const std::byte> pong) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     peer.answered = number;

@@ -1,7 +1,7 @@
-// A whole Backend over streams of bytes between pairs of ranks: sockets, pipes, a network's own library.
-// Messages and their matching, receives from any source, probes, time-outs that name the rank at fault, the
-// first cause of a failure and ranks that leave or die are done here; a transport provides the functions that
-// write and read bytes. examples/backend is one.
+// A whole Backend over streams of bytes between pairs of ranks: sockets, pipes, a network's own library. This
+// Backend handles messages and their matching, receives from any source, probes, time-outs that name the rank
+// at fault, the first cause of a failure, and ranks that leave or die; a transport provides the functions
+// that write and read bytes. examples/backend is such a transport.
 #pragma once
 
 #include <cstddef>
@@ -15,31 +15,31 @@
 
 namespace weft {
 
-/// One rank's end of the streams between the ranks of a group. From each rank to each other one goes a stream
-/// of bytes, which arrive in the order in which they were written, each once; streams do not wait for each
-/// other. Any thread that uses the group may call it, but one at a time. The streams keep no pointer after a
-/// call, so nothing has to be cancelled. An exception of a function fails the group on all ranks; an Error
-/// with `peer_lost` says that the other rank is lost. The destructor is called when the group has ended;
-/// bytes that were written before it still arrive.
+/// One rank's end of the streams between the ranks of a group. There is a stream of bytes from each rank to
+/// each other rank: bytes arrive in the order in which they were written, each once; streams do not wait for
+/// each other. Any thread that uses the group may call the functions, but only one thread at a time. A
+/// function keeps no pointer after it returns, so nothing has to be cancelled. If a function throws an
+/// exception, the group fails on all ranks; an Error with `peer_lost` says that the other rank is lost. The
+/// destructor is called when the group has ended; bytes that were written before must still arrive.
 class ByteStreams {
  public:
   virtual ~ByteStreams() = default;
-  /// Takes the first bytes for rank `to`, as many of `most` as it can at once, and returns how many; 0 if it
-  /// can take none now. Never waits. A result above `most` (such as -1) fails the group.
+  /// Takes the first bytes for rank `to`, as many as it can at once, up to `most`, and returns how many; 0 if
+  /// it can take none now. Never waits. A result above `most` (such as -1) fails the group.
   virtual std::size_t write(int to, const std::byte* bytes, std::size_t most) = 0;
   /// Writes the next bytes of rank `from` to `bytes`, at most `most`, and returns how many; 0 if there are
   /// none now. Never waits. A result above `most` fails the group.
   virtual std::size_t read(int from, std::byte* bytes, std::size_t most) = 0;
-  /// Called once, when all ranks have opened their ends. From then on the means by which the ranks found each
-  /// other is not needed.
+  /// Called once, when all ranks have opened their ends. After that the transport may give up what it needed
+  /// only to connect the ranks.
   virtual void all_open() {}
 };
 
 struct StreamTransport {
-  std::string name;            ///< in traits and texts, without line feeds; the same on all ranks
+  std::string name;            ///< appears in traits and texts; without line feeds; the same on all ranks
   bool detects_death = false;  ///< streams throw `peer_lost` soon after the other rank has died
   bool spin = false;           ///< a read that finds nothing costs no system call
-  std::string address{};       ///< the data that the other ranks need to open theirs
+  std::string address{};       ///< the data that the other ranks need to open their ends
   /// Opens this rank's end; `addresses` holds the addresses of all ranks, by rank, including this one. May
   /// wait for the other ranks, until the deadline for making the group. Throws if the end cannot be opened.
   std::function<std::unique_ptr<ByteStreams>(std::span<const std::string> addresses)> open;

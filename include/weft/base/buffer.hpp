@@ -20,8 +20,8 @@ namespace weft {
 class ViewFault {
  public:
   ViewFault() noexcept = default;
-  /// An empty ViewFault if the view can be a buffer. Arguments by value, so that the compiler can keep a view
-  /// in registers.
+  /// Returns an empty ViewFault if the view can be a buffer. Takes its arguments by value, so that the
+  /// compiler can keep a view in registers.
   static ViewFault of(Shape shape, Strides strides, DType dtype) noexcept;
 
   explicit operator bool() const noexcept { return first_ != 0; }
@@ -54,13 +54,15 @@ concept BufferRange = ContiguousRange<std::remove_reference_t<R>> && BufferEleme
 
 }  // namespace detail
 
-/// `count` elements, one after the other. Byte is std::byte or const std::byte. Made from
+/// `count` elements, one after the other. Byte is std::byte or const std::byte. A buffer can be made from
 ///   - anything that converts to a view, such as a Tensor;
 ///   - a contiguous range in the host's memory: std::vector, std::array, a C array, std::span, std::string;
 ///   - a variable: `double loss; group.all_reduce(loss)`;
-///   - a pointer, a count, a dtype and, for memory that is not the host's, a device. std::byte and characters
-/// are bytes (u8) that are moved and never combined; as_bytes() makes such a buffer of other types. A buffer
-/// borrows, so the compiler refuses a buffer of a temporary. Const data gives only a ConstBuffer.
+///   - a pointer, a count, a dtype and, for memory that is not the host's, a device.
+///
+/// std::byte and characters become bytes (u8) that are moved and never combined; as_bytes() makes such a
+/// buffer of other types. A buffer borrows its memory, so the compiler refuses a buffer of a temporary. From
+/// const data only a ConstBuffer can be made.
 ///
 /// A view that is not contiguous, has a negative extent or more bytes than fit 64 bits becomes a buffer with
 /// a `fault`: the call that uses it throws bad_argument, naming the argument.
@@ -152,8 +154,8 @@ BufferOf<T> raw_bytes(T* data, std::size_t count) noexcept {
 
 /// The bytes of a variable, or of a range's elements: data without a dtype, such as a struct, is broadcast,
 /// gathered or sent as bytes. All ranks must lay out the data in the same way, as ranks of one program do.
-/// For trivially copyable types alone; pointers within them mean nothing elsewhere. A reduction of bytes is
-/// `unsupported`.
+/// Only for trivially copyable types; pointers in them mean nothing on other ranks. A reduction of bytes
+/// throws `unsupported`.
 ///
 ///   struct Settings { int steps; double rate; } settings;
 ///   group.broadcast(as_bytes(settings), 0).wait();

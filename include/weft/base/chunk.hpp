@@ -1,4 +1,4 @@
-// The one way in which weft divides elements evenly.
+// How weft divides elements evenly; all of weft uses this function.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct Chunk {
   std::int64_t size = 0;
 };
 
-/// Part `index` of `size` elements cut into `parts`: the first size % parts parts hold one more than the
-/// rest.
+/// Part `index` of `size` elements that are cut into `parts` parts: each of the first size % parts parts
+/// holds one element more than the others.
 constexpr Chunk chunk_of(std::int64_t size, int parts, int index) noexcept {
   const std::int64_t least = size / parts, longer = size % parts;
   return {index * least + (index < longer ? index : longer), least + (index < longer ? 1 : 0)};

@@ -13,23 +13,23 @@ using Clock = std::chrono::steady_clock;
 using Duration = std::chrono::nanoseconds;
 
 /// The total time for which this process has been suspended, as its waits have measured it: if a wait of weft
-/// ends more than 0.1 s late, the delay is added. Never decreases. Thread-safe.
+/// ends more than 0.1 s late, weft adds the delay to this time. It never decreases. Thread-safe.
 Duration suspended_time() noexcept;
 /// The part of suspended_time() that lies after `t`. Only the last 256 suspensions are kept. Thread-safe.
 Duration suspended_since(Clock::time_point t) noexcept;
 
 namespace detail {
-/// When a Deadline for `at`, made at `made`, passes in this thread: moved by suspensions, and brought forward
-/// by an Interrupt (interrupt.hpp).
+/// The time at which a Deadline for `at`, which was made at `made`, passes in this thread: suspensions move
+/// it to a later time, and an Interrupt (interrupt.hpp) moves it to an earlier time.
 Clock::time_point end_of_wait(Clock::time_point made, Clock::time_point at) noexcept;
 }  // namespace detail
 
-/// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass. The time
-/// for which this process is suspended does not count: it moves every Deadline that was made before the
-/// suspension. An Interrupt makes all Deadlines pass that the interrupted thread had made before.
+/// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass. Time for
+/// which this process is suspended does not count: a suspension moves every Deadline that was made before it
+/// to a later time. An Interrupt ends all Deadlines that the interrupted thread has made before.
 class Deadline {
  public:
-  /// If `d` leads past the end of the clock, the result never passes.
+  /// If `d` is too long for the clock, the result never passes.
   static Deadline after(Duration d) {
     const auto now = Clock::now();
     return Deadline(now, d < Clock::time_point::max() - now ? now + d : Clock::time_point::max());
@@ -39,7 +39,7 @@ class Deadline {
 
   bool passed() const {
     if (at_ == Clock::time_point::max()) return false;
-    const auto end = when();  // before the clock is read: an interrupt counts at once
+    const auto end = when();  // computed before the clock is read, so that an interrupt counts at once
     return Clock::now() >= end;
   }
   /// Time left, never negative; an hour if there is no limit.

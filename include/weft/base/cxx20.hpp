@@ -1,5 +1,5 @@
-// Every public header of C++ includes this one, most of them through others. If a compiler runs with an
-// older standard, this error comes first, before the errors of code that it does not understand.
+// Every public C++ header includes this header, directly or through another one. If the compiler runs with an
+// older standard, it reports this error first, before errors about code that it does not understand.
 #pragma once
 
 #if __cplusplus < 202002L

@@ -1,4 +1,4 @@
-// Where memory lives, and what orders the work on it.
+// Where memory lies, and the streams that order the work on it.
 #pragma once
 
 #include <cstdint>
@@ -25,8 +25,8 @@ std::string is_on(Device device, Device expected);
 /// `device "gpu"; expected cpu, cuda or cuda:<0 to 32767>`.
 Device parse_device(std::string_view text);
 
-/// A queue of work on a device, in order. `handle` is the driver's (a cudaStream_t); null is the device's
-/// default stream. The CPU has one stream, on which everything is done at once. In calls on another device,
+/// A queue of work on a device, in order. `handle` is the driver's (a cudaStream_t); null means the device's
+/// default stream. The CPU has one stream, which performs all work at once. In calls on another device,
 /// Stream{} means the default stream of that device.
 struct Stream {
   Device device{};

@@ -12,8 +12,8 @@
 namespace weft {
 
 /// The element type of a view. `boolean` is one byte, 0 or 1. f8e4m3 (finite, one NaN per sign) and f8e5m2
-/// are those of the OCP 8-bit floating point specification: moved, never combined. c64 and c128 are pairs of
-/// f32 and f64: real, imaginary.
+/// are the types of the OCP 8-bit floating point specification; weft moves them, but does not combine them.
+/// c64 and c128 are pairs of f32 and f64: real, imaginary.
 enum class DType : std::uint8_t {
   f64,
   f32,
@@ -62,10 +62,10 @@ constexpr int size_bytes(DType t) noexcept {
 /// "f32", "bf16", …; `boolean` is "bool".
 std::string_view name(DType t) noexcept;
 
-/// The type of that name; throws bad_argument naming the known ones.
+/// The type of that name. Throws bad_argument if there is none; the text lists the known names.
 DType dtype_from_name(std::string_view name);
 
-/// A floating-point type with which weft computes: neither f8 nor complex.
+/// Whether weft computes with this type as a floating-point type: false for f8 and complex types.
 constexpr bool is_floating(DType t) noexcept {
   return t == DType::f64 || t == DType::f32 || t == DType::f16 || t == DType::bf16;
 }
@@ -105,13 +105,13 @@ struct f16 {
   }
 };
 
-/// OCP E4M3 (also called e4m3fn): 4 bits of exponent, 3 of mantissa, up to 448, no infinity; all ones are a
-/// NaN. Storage only.
+/// OCP E4M3 (also called e4m3fn): 4 bits of exponent, 3 of mantissa, values up to 448, no infinity; if all
+/// bits of exponent and mantissa are 1, the value is a NaN. Storage only.
 struct f8e4m3 {
   std::uint8_t bits = 0;
   f8e4m3() = default;
-  /// Rounds to nearest, ties to even. Does not saturate: a value that rounds beyond 448 gives a NaN, as
-  /// infinities do.
+  /// Rounds to nearest, ties to even. Does not saturate: an infinity, or a value that rounds to more than
+  /// 448, becomes a NaN.
   explicit f8e4m3(float f) noexcept;
   explicit operator float() const noexcept;
   static constexpr f8e4m3 from_bits(std::uint8_t b) noexcept {
@@ -121,8 +121,8 @@ struct f8e4m3 {
   }
 };
 
-/// OCP E5M2: 5 bits of exponent, 2 of mantissa, up to 57344; infinities and NaNs as in binary16, whose upper
-/// half it is. Storage only.
+/// OCP E5M2: 5 bits of exponent, 2 of mantissa, up to 57344; infinities and NaNs as in binary16; an f8e5m2 is
+/// the upper half of a binary16. Storage only.
 struct f8e5m2 {
   std::uint8_t bits = 0;
   f8e5m2() = default;
@@ -173,7 +173,8 @@ template <>
 inline constexpr DType dtype_of<std::complex<float>> = DType::c64;
 template <>
 inline constexpr DType dtype_of<std::complex<double>> = DType::c128;
-// If std::int64_t is `long`, these are types of their own.
+// If std::int64_t is `long`, `long long` and `unsigned long long` are different types from it and need their
+// own rows.
 template <class T>
 requires(std::same_as<T, long long> &&
          !std::same_as<T, std::int64_t>) inline constexpr DType dtype_of<T> = DType::i64;

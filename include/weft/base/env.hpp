@@ -1,5 +1,5 @@
-// Every environment variable that weft reads, in one table. Nothing else calls getenv for a name of weft's
-// (tools/check_layers.py). docs/environment.md is made from the table.
+// A table of all environment variables that weft reads. Only this part of weft calls getenv for weft's names
+// (tools/check_layers.py checks that). docs/environment.md is generated from the table.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +16,8 @@ namespace weft::env {
 
 struct Variable {
   std::string_view name;
-  std::string_view type;      ///< "text", "integer", "path", or the values that it may have
-  std::string_view fallback;  ///< the default if it is not set, in words or as a value
+  std::string_view type;      ///< "text", "integer", "path", or the values that the variable may have
+  std::string_view fallback;  ///< the default if the variable is not set, in words or as a value
   std::string_view reader;    ///< the part of weft that reads the variable
   std::string_view meaning;
   bool secret = false;  ///< reports must not show its value
@@ -26,7 +26,7 @@ struct Variable {
 /// All variables, in the order in which `weft doctor` prints them.
 std::span<const Variable> variables();
 
-/// The value, or nothing if it is unset or empty. `name` must be in the table (asserted).
+/// The value, or nothing if the variable is unset or empty. `name` must be in the table (asserted).
 std::optional<std::string> get(std::string_view name);
 
 /// The value as an integer; throws bad_argument naming the variable, its text and the range.
@@ -39,7 +39,8 @@ bool is_on(std::string_view name);
 /// A variable of the environment whose name begins with WEFT_ and that no table knows.
 struct Unknown {
   std::string name;
-  std::string_view nearest;  ///< the known name that differs in the fewest letters; empty: none is near
+  /// the known name that differs in the fewest letters; empty if no known name is similar
+  std::string_view nearest;
 };
 
 /// All unknown variables, except those that begin with WEFT_TEST_, which belong to tests. A Context logs a
@@ -50,7 +51,7 @@ std::vector<Unknown> unknown_variables();
 /// that suggest the intended name.
 std::size_t letters_apart(std::string_view a, std::string_view b);
 
-/// The page docs/environment.md.
+/// The text of the page docs/environment.md.
 std::string page();
 
 }  // namespace weft::env

@@ -1,4 +1,4 @@
-// The one exception type. A program acts on its fields; a person reads its text.
+// The exception type of all functions of weft. A program reads its fields; a person reads its text.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace weft {
 
-/// The numbers are those of weft_status in C, where 0 is WEFT_OK.
+/// The kinds of errors. Their numbers are those of weft_status in C, where 0 is WEFT_OK.
 enum class ErrorCode : std::uint8_t {
   bad_argument = 1,  ///< an argument of this call is wrong; nothing was sent
   layout,            ///< a tensor's layout does not fit the operation
@@ -24,23 +24,24 @@ enum class ErrorCode : std::uint8_t {
   peer_lost,         ///< ranks() died or left
   aborted,           ///< some rank called abort()
   system,            ///< the operating system refused; text holds errno's words
-  corrupt,  ///< bytes are damaged, in a file or in memory that ranks share: not what was written there
+  corrupt,           ///< bytes in a file, or in memory that ranks share, differ from those that were written
 };
 inline constexpr int kErrorCodeCount = static_cast<int>(ErrorCode::corrupt);
 
 /// "bad_argument", "layout", …
 std::string_view name(ErrorCode code) noexcept;
-/// The code of a number that another process, or a program in C, gives; `system` if the number is no code.
+/// The code for a number from another process or from a C program; `system` if no code has this number.
 constexpr ErrorCode error_code(std::int64_t number) noexcept {
   return number >= 1 && number <= kErrorCodeCount ? static_cast<ErrorCode>(number) : ErrorCode::system;
 }
 
-/// A failure: its kind, place and ranks. An Error carries it and a backend reports it.
+/// A failure: its kind, the call in which it happened, and the ranks to blame. Backends report a Failure; an
+/// Error contains one.
 struct Failure {
   ErrorCode code = ErrorCode::system;
   std::string text;              ///< without the tail that the group adds
   Op op = Op::none;              ///< the operation that failed
-  std::uint64_t call = kNoCall;  ///< its number in the group
+  std::uint64_t call = kNoCall;  ///< the number of that call in the group
   std::vector<int> ranks;        ///< the ranks to blame, in the group's numbering
 };
 
@@ -59,12 +60,12 @@ class Error : public std::runtime_error {
   std::uint64_t call() const noexcept { return details_->failure.call; }
   /// The ranks that are to blame (dead, absent, mismatching), in the group's numbering; may be empty.
   std::span<const int> ranks() const noexcept { return details_->failure.ranks; }
-  /// True if nobody touches this call's buffers any more. If it is false, call quiesce() before you reuse the
+  /// True if no rank can access this call's buffers any more. If false, call quiesce() before you reuse the
   /// buffers.
   bool quiesced() const noexcept { return details_->quiesced; }
   /// The last call of each rank of the group, in order of the ranks, as far as this rank knows, if the Error
   /// is a timeout or peer_lost of a call. (The text of a timeout says the same in words.) Empty if the
-  /// transport does not know them, and for all other errors.
+  /// transport does not know the calls, and for all other errors.
   std::span<const LastCall> last_calls() const noexcept { return details_->last_calls; }
 
  private:
@@ -76,8 +77,8 @@ class Error : public std::runtime_error {
   std::shared_ptr<const Details> details_;
 };
 
-/// The system's text for errno; if a limit of this process may be the cause, the limit, too: "Too many open
-/// files (ulimit -n is 64)".
+/// The system's text for errno. If a limit of this process may be the cause, the text also gives the limit:
+/// "Too many open files (ulimit -n is 64)".
 std::string system_words(int error_number);
 /// Like system_words(), for the text of a library, which may contain the system's text for errno.
 std::string with_limits(std::string words);

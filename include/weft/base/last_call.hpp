@@ -15,22 +15,24 @@ inline constexpr std::uint64_t kNoCall = ~std::uint64_t{0};
 /// fixed size: ranks of one build may send its bytes.
 struct LastCall {
   enum class State : std::uint8_t {
-    unknown,    ///< nothing is known of the rank's calls
-    none,       ///< it has called no collective of this group
-    called,     ///< it has called this collective; whether it has finished it is not known
-    in_flight,  ///< it has called this collective and not finished it
-    finished,   ///< it has finished this collective and called no other
+    unknown,    ///< nothing is known about the rank's calls
+    none,       ///< the rank has called no collective of this group
+    called,     ///< the rank has called this collective; it is not known whether the rank has finished it
+    in_flight,  ///< the rank has called this collective and has not finished it
+    finished,   ///< the rank has finished this collective and has not called another one
   };
   std::int32_t rank = -1;
   State state = State::unknown;
-  bool answered = false;  ///< the rank answered when it was asked, before the time-out
+  bool answered = false;  ///< the rank has answered the roll-call before the time-out
   Op op = Op::none;
   DType dtype = DType::u8;
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;
   std::int32_t root = -1;
-  std::int64_t count = 0;        ///< elements of the block that all ranks give alike; 0 if there is none
+  /// elements of the block that must be equal on all ranks; 0 if there is no such block
+  std::int64_t count = 0;
   std::uint64_t call = kNoCall;  ///< the collective's number in the group
-  /// in_flight: the first call that the rank has not finished: this one, or an earlier one.
+  /// For state in_flight: the number of the first collective that the rank has not finished: this collective
+  /// or an earlier one.
   std::uint64_t oldest = kNoCall;
   /// The oldest message for which the rank waits, if the rank has reported one.
   struct Message {

@@ -1,4 +1,4 @@
-// Where weft's few lines of diagnostics go. One logger per Context; thread-safe.
+// The log: where weft writes its diagnostics. One logger per Context; thread-safe.
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ namespace weft {
 
 enum class LogLevel : std::uint8_t { error, warning, info, debug };
 
-/// The part of weft that a line comes from; `program`: the program that uses weft. Each has a level of its
-/// own.
+/// The part of weft that a line comes from; `program`: the program that uses weft. Each layer has its own
+/// level.
 enum class LogLayer : std::uint8_t { program, host, store, backends, group, dp };
 inline constexpr std::size_t kLogLayers = 6;
 
@@ -25,7 +25,7 @@ std::string_view name(LogLayer layer) noexcept;
 /// "error", "warning", …
 std::string_view name(LogLevel level) noexcept;
 
-/// The least important line that is still logged, for each layer.
+/// For each layer the level of the least important lines that are still logged.
 class LogLevels {
  public:
   explicit constexpr LogLevels(LogLevel all = LogLevel::warning) noexcept { of_.fill(all); }
@@ -33,28 +33,29 @@ class LogLevels {
   constexpr void set(LogLayer layer, LogLevel level) noexcept {
     of_[static_cast<std::size_t>(layer)] = level;
   }
-  /// Returns these levels, changed by a text: "info", "store=debug", or several, separated by commas:
-  /// "info,store=debug,dp=error". A level without a layer is for all layers that the text does not name.
-  /// Throws bad_argument with the text's value and the expected one; `what` is the text's name: WEFT_LOG.
+  /// Returns these levels, changed by a text such as "info", "store=debug" or "info,store=debug,dp=error". A
+  /// level without a layer is for all layers that the text does not name. Throws bad_argument if the text is
+  /// wrong; the error gives the text and what was expected. `what` is the text's name in the error: WEFT_LOG.
   LogLevels changed_by(std::string_view text, std::string_view what) const;
 
  private:
   std::array<LogLevel, kLogLayers> of_{};
 };
 
-/// Receives one finished line, without a line feed, which begins with its layer: "[store] rendezvous: …".
-/// Called from any thread, weft's own among them, one call at a time. No lock of weft's is held meanwhile: a
-/// sink may take a lock of its own, write to the Logger, and make, use and destroy groups. A line that is
-/// written while the sink runs, by whichever thread or by the sink itself, waits and is handed over by the
-/// thread that is in the sink, so write() may return before. At most 1024 lines wait; later lines are
-/// dropped, and their number is logged. The sink must not end the Context, nor use the Work whose wait called
-/// it. A thread that ends the Context waits for weft's own threads, so it must not hold a lock that the sink
-/// takes. Exceptions of a sink are dropped.
+/// Receives one finished line, without a line feed, which begins with its layer: "[store] rendezvous: …". Any
+/// thread may call the sink, including weft's own threads, but only one at a time. The calling thread holds
+/// no lock of weft, so a sink may take its own lock, write to the Logger, and make, use and destroy groups.
+/// If any thread (or the sink itself) writes a line while the sink runs, the line waits, and the thread that
+/// runs the sink hands it over; write() may return before that. At most 1024 lines wait; weft drops later
+/// lines, and logs their number. The sink must not end the Context, and must not use the Work whose wait
+/// called the sink. A thread that ends the Context waits for weft's own threads, so it must not hold a lock
+/// that the sink takes. weft ignores exceptions of a sink.
 using LogSink = std::function<void(LogLevel, std::string_view)>;
 
 class Logger {
  public:
-  /// Lines above their layer's level are dropped. An empty sink writes "weft <level>: <line>" to stderr.
+  /// The Logger drops lines that are less important than their layer's level. With an empty sink it writes
+  /// "weft <level>: <line>" to stderr.
   explicit Logger(const LogLevels& levels, LogSink sink = {});
   /// One level for all layers.
   explicit Logger(LogLevel level = LogLevel::warning, LogSink sink = {});
@@ -63,7 +64,7 @@ class Logger {
   Logger& operator=(const Logger&) = delete;
 
   bool enabled(LogLayer layer, LogLevel level) const noexcept { return level <= levels_.of(layer); }
-  /// Must not be called with a lock held that a sink may take: see write_later().
+  /// The caller must not hold a lock that a sink may take: see write_later().
   void write(LogLayer layer, LogLevel level, std::string_view line) noexcept;
   /// For callers that hold a lock: the sink gets the line at the next write() or flush() of any thread. Never
   /// blocks.

@@ -1,4 +1,4 @@
-// How every text of weft names ranks. Callable from any thread.
+// How all texts of weft name ranks. Any thread may call it.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The operations ranks perform together, and how elements are combined.
+// The operations that ranks perform together, and how elements are combined.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// The operation that a call requests. `none` stands in errors that belong to no call.
+/// The operation that a call requests. `none` is for errors that belong to no call.
 enum class Op : std::uint8_t {
   none,
   all_reduce,
@@ -39,24 +39,24 @@ std::string_view name(Op op) noexcept;
 
 /// A reduction of the user's own: for each i < count, out[i] = left[i] combined with right[i], all of
 /// `dtype`. The function must be associative, or the result depends on the number of ranks; it need not be
-/// commutative, since `left` always comes from lower ranks. `out` may be `left`. Called on any thread, must
-/// not throw. Not called in a group of one rank. For all dtypes except f8, in host memory only. Ranks compare
-/// `name`.
+/// commutative, since `left` always comes from lower ranks. `out` may be `left`. Any thread may call it. It
+/// must not throw. In a group of one rank weft does not call it. It works on all dtypes except f8, in host
+/// memory only. Ranks compare `name`.
 struct UserReduction {
   std::string name;
   std::function<void(const void* left, const void* right, void* out, std::int64_t count, DType dtype)>
       combine;
 };
 
-/// How elements of several ranks become one. A small value; compare with ==.
+/// How elements of several ranks are combined to one element. A small value; compare with ==.
 ///
-/// `avg` is the sum, truly divided by the number of ranks in the accumulator and then rounded once; integer
-/// averages truncate toward zero; integer sums and products wrap. `min` and `max` give the one quiet NaN if
-/// any input is NaN, and order -0 before +0. `premul_sum` multiplies each input by `scale`, which is the same
-/// on all ranks, in the accumulator, then sums; for integers `scale` must be a whole number. Bit and logical
-/// operations are for integers and bool; logical ones give 0 or 1. For complex numbers there are sum, avg and
-/// prod, where (a + bi)(c + di) is (ac - bd) + (ad + bc)i with each operation rounded; for bool there are
-/// min, max, bit and logical operations; for f8 there is none. A user's function may have every dtype except
+/// `avg` divides the sum by the number of ranks (a true division, in the accumulator) and then rounds once;
+/// integer averages are truncated toward zero; integer sums and products wrap. `min` and `max` give the quiet
+/// NaN if any input is a NaN, and order -0 before +0. `premul_sum` multiplies each input by `scale` in the
+/// accumulator and then sums; `scale` must be the same on all ranks, and a whole number for integers. Bit and
+/// logical operations work on integers and bool; logical operations give 0 or 1. Complex numbers have sum,
+/// avg and prod, where (a + bi)(c + di) is (ac - bd) + (ad + bc)i and each operation is rounded. bool has
+/// min, max, bit and logical operations. f8 has no reductions. A user's function works on every dtype except
 /// f8.
 struct ReduceOp {
   enum class Kind : std::uint8_t {

@@ -10,7 +10,8 @@
 
 namespace weft {
 
-/// Up to kMaxDims extents. As a Shape: elements per dimension, all >= 0. As Strides: elements, not bytes.
+/// Up to kMaxDims numbers. In a Shape they are the elements per dimension, all >= 0; in Strides they count
+/// elements, not bytes.
 class Dims {
  public:
   static constexpr int kMaxDims = 8;
@@ -22,7 +23,7 @@ class Dims {
     take(other);
     return *this;
   }
-  /// Throws bad_argument for more than kMaxDims.
+  /// Throws bad_argument if there are more than kMaxDims values.
   Dims(std::initializer_list<std::int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
   explicit Dims(std::span<const std::int64_t> values);
   /// One dimension, without a check: the common case of a collective's buffer.

@@ -1,5 +1,5 @@
-// An owned n-dimensional array: a shared Storage on some device, a shape, a dtype, and the layout it has over
-// a mesh.
+// An owned n-dimensional array: a shared Storage on some device, a shape, a dtype, and the array's layout
+// over a mesh.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace weft {
 
 class Layout;
 /// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers, and a layout exists as long
-/// as it is used. Null means a plain tensor, which only one rank knows.
+/// as a LayoutRef refers to it. Null means a plain tensor, which is not distributed over ranks.
 using LayoutRef = std::shared_ptr<const Layout>;
 
 /// Copying shares the Storage. Always contiguous and row-major. A const Tensor is a const handle: its
@@ -26,7 +26,7 @@ class Tensor {
   Tensor(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local,
          Stream where = {});
   Tensor(Storage storage, std::size_t offset_bytes, Shape shape, DType dtype);
-  /// All zeros; on a device, once its stream has reached that point.
+  /// A tensor of zeros. On a device the elements become zero when its stream has reached that point.
   static Tensor zeros(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local,
                       Stream where = {});
 
@@ -38,7 +38,7 @@ class Tensor {
   DType dtype() const noexcept { return dtype_; }
   const Storage& storage() const noexcept { return storage_; }
   Device device() const noexcept { return storage_.device(); }
-  /// The stream that orders work on it (see Storage).
+  /// The stream that orders work on the tensor (see Storage).
   Stream stream() const noexcept { return storage_.stream(); }
   /// The same elements and layout, ordered on another stream of the device (Storage::ordered_on).
   Tensor ordered_on(Context& context, Stream where) const {
@@ -65,19 +65,19 @@ class Tensor {
   }
 
   const LayoutRef& layout() const noexcept { return layout_; }
-  /// The same storage, stated to have this layout; no data moves and nothing is checked here (as_layout() in
-  /// weft/mesh/layout.hpp checks).
+  /// A tensor with the same storage, whose layout is `layout`; moves no data and checks nothing (as_layout()
+  /// in weft/mesh/layout.hpp checks).
   Tensor with_layout(LayoutRef layout) const {
     Tensor t = *this;
     t.layout_ = std::move(layout);
     return t;
   }
-  /// The same elements in another shape of equal count; drops the layout. Throws bad_argument if the
-  /// counts differ.
+  /// The same elements in another shape with an equal count; the result has no layout. Throws bad_argument if
+  /// the counts differ.
   Tensor reshape(const Shape& shape) const;
-  /// Elements [offset, offset + shape.count()) as a tensor of that shape; drops the layout.
+  /// Elements [offset, offset + shape.count()) as a tensor of that shape; the result has no layout.
   Tensor slice_flat(std::int64_t offset, const Shape& shape) const;
-  /// A copy of its own, on the same device and stream.
+  /// A copy with its own Storage, on the same device and stream.
   Tensor clone(Context& context) const;
 
   TensorView view() const noexcept { return {data(), dtype_, device(), shape_, row_major(shape_)}; }
@@ -97,9 +97,9 @@ class Tensor {
   LayoutRef layout_;
 };
 
-/// The text that says why work on `expected`, the stream of `whose`, may not use t, which is ordered on
-/// another stream: "is on cpu; expected cuda:0, the device of the Frame", "is ordered on another stream of
-/// cuda:0 than the Frame; to_device() orders it there".
+/// The text that says why work on the stream `expected`, which belongs to `whose`, may not use t, which is
+/// ordered on another stream: "is on cpu; expected cuda:0, the device of the Frame", "is ordered on another
+/// stream of cuda:0 than the Frame; to_device() orders it there".
 std::string elsewhere_text(const Tensor& t, Stream expected, std::string_view whose);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// Borrowed memory, the argument of collectives and kernels. A view never owns: the owner of the memory frees
-// it, and only after the Work that uses the view is done.
+// Borrowed memory: the argument of collectives and kernels. A view never owns its memory: the owner frees it,
+// and must wait until the Work that uses the view is done.
 #pragma once
 
 #include <concepts>
@@ -17,7 +17,7 @@
 
 namespace weft {
 
-/// A typed, strided window on memory. Byte is std::byte or const std::byte.
+/// A typed, strided view of memory. Byte is std::byte or const std::byte.
 template <class Byte>
 struct BasicView {
   Byte* data = nullptr;
@@ -28,7 +28,7 @@ struct BasicView {
 
   std::int64_t count() const noexcept { return shape.count(); }
   std::int64_t bytes() const noexcept { return count() * size_bytes(dtype); }
-  /// Row-major without gaps. An empty view is contiguous, whatever its strides.
+  /// Whether the elements are row-major without gaps. An empty view is contiguous, whatever its strides.
   bool contiguous() const noexcept {
     std::int64_t expected = 1;
     bool dense = true, empty = false;
@@ -53,12 +53,12 @@ struct BasicView {
   }
 };
 
-using TensorView = BasicView<std::byte>;             ///< converts to the next,
-using ConstTensorView = BasicView<const std::byte>;  ///< never back
+using TensorView = BasicView<std::byte>;             ///< converts to ConstTensorView
+using ConstTensorView = BasicView<const std::byte>;  ///< does not convert to TensorView
 
-/// `count` elements at `data`, one dimension. Memory of a device:
-/// `view(pointer, count, Device{DeviceKind::cuda, 0})` or `view(pointer, count, parse_device("cuda:0"))`; the
-/// pointer is one that the driver gave (cudaMalloc); view() reads nothing.
+/// `count` elements at `data`, one dimension. For memory of a device: `view(pointer, count,
+/// Device{DeviceKind::cuda, 0})` or `view(pointer, count, parse_device("cuda:0"))`, where the driver
+/// (cudaMalloc) returned the pointer. view() does not read the memory.
 template <class T>
 auto view(T* data, std::int64_t count, Device device = {}) noexcept {
   using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;

@@ -56,7 +56,8 @@ enum {
 /* "sum", "avg", ..., "user"; "?" for a number that is no reduction. Never NULL, and never freed. */
 const char* weft_reduce_op_name(weft_reduce_op op);
 
-/* In which order elements are combined: the backend's own, or one tree over the ranks, the same everywhere.
+/* The order in which elements are combined: the backend's own order, or a tree over the ranks that is the
+ * same on all backends.
  */
 typedef int32_t weft_order;
 enum { WEFT_ORDER_NATIVE = 0, WEFT_ORDER_CANONICAL = 1 };
@@ -102,20 +103,21 @@ typedef struct weft_stream {
 typedef void (*weft_combine)(void* data, const void* left, const void* right, void* out, int64_t count,
                              weft_dtype dtype);
 
-/* A reduction of the caller's own: of any dtype but f8, on the host only; with one rank it is not called. */
+/* A reduction of the caller's own, for all dtypes except f8, on the host only. In a group of one rank weft
+ * does not call it. */
 typedef struct weft_reduction weft_reduction;
 
-/* `name` is compared between ranks. `data` is handed to `combine`; `release`, if it is not NULL, is called
- * with `data` once the reduction is destroyed and no weft_persistent and no Work of a call with the reduction
- * is left. Any thread may call `release`.
+/* Ranks compare `name`. weft passes `data` to `combine`; `release`, if it is not NULL, is called with `data`
+ * when the reduction, and all weft_persistent and Works of calls with this reduction, are destroyed. Any
+ * thread may call `release`.
  *
  * If `combine` throws (in C++) the call fails on this rank with WEFT_SYSTEM and the group is aborted: ranks
- * that have their result already get the error in their next call. After that the reduction cannot be used
- * any more. */
+ * that already have their result get the error in their next call. After such an exception the reduction
+ * cannot be used any more. */
 weft_status weft_reduction_create(const char* name, weft_combine combine, void* data,
                                   void (*release)(void* data), weft_reduction** reduction, weft_error* error);
-/* Do not call it before every function that got the reduction has returned. A call in flight keeps what it
- * needs. */
+/* Call it only when every function that got the reduction has returned. A call in flight keeps the parts of
+ * the reduction that it needs. */
 void weft_reduction_destroy(weft_reduction* reduction);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* When the library may call functions of the program's. */
+/* Stops and allows calls of the program's functions by the library. */
 #ifndef WEFT_C_CALLBACKS_H
 #define WEFT_C_CALLBACKS_H
 
@@ -13,11 +13,11 @@ extern "C" {
  * that the program has given to weft: callbacks of Works, log functions, reductions, transports, hooks,
  * functions of checkpoints.
  *
- * From now on weft calls no such function in the whole process. weft_callbacks_end returns when none is
- * running, except for a callback that called it. Fails with WEFT_TIMEOUT if some functions still run after
- * limit_ns (0: it does not wait); even then weft begins no further function. weft leaves out later callbacks
- * of Works, log functions and stages of a save; a call that needs the result of a function (a reduction, a
- * transport, ...) fails with WEFT_SYSTEM. weft still calls the functions of a weft_allocator. */
+ * After weft_callbacks_end, weft calls no such function in the whole process. weft_callbacks_end returns when
+ * none of these functions is running, except for a callback that called it. Fails with WEFT_TIMEOUT if some
+ * functions still run after limit_ns (0: it does not wait); even then weft begins no further function. weft
+ * skips callbacks of Works, log functions and stages of a save; a call that needs the result of a function (a
+ * reduction, a transport, ...) fails with WEFT_SYSTEM. weft still calls the functions of a weft_allocator. */
 weft_status weft_callbacks_end(int64_t limit_ns, weft_error* error);
 /* From now on weft calls functions of the program again, as it does when the process begins. */
 weft_status weft_callbacks_begin(weft_error* error);

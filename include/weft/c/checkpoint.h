@@ -1,11 +1,11 @@
-/* Checkpoints: saves and loads tensors of the caller's on any mesh, and reads the contents of a checkpoint
- * in one process.
+/* Checkpoints: save and load the caller's tensors on any mesh, and read the contents of a checkpoint in one
+ * process.
  *
  * A checkpoint is a folder such as step-00000007 with safetensors files and an index. Its parent folder holds
  * a file `latest` with the name of the newest checkpoint. Paths and all other strings are UTF-8; weft reads
- * them until the call returns and does not keep them. weft compares bytes that it reads from a file with the
- * hash that was written with them. If the bytes were changed, the call fails with WEFT_CORRUPT, and the text
- * names the file and the bytes. */
+ * them only until the call returns. weft compares bytes that it reads from a file with the hash that was
+ * written with them. If the bytes were changed, the call fails with WEFT_CORRUPT, and the text names the file
+ * and the bytes. */
 #ifndef WEFT_C_CHECKPOINT_H
 #define WEFT_C_CHECKPOINT_H
 
@@ -23,16 +23,16 @@ typedef struct weft_checkpoint_string {
 
 typedef struct weft_checkpoint_save_options {
   uint32_t struct_size;
-  /* How many checkpoints `directory` keeps, including this one: once this one is complete, the oldest steps
-   * are removed. Checkpoints of later steps stay. 0 keeps all. */
+  /* How many checkpoints stay in `directory`, including the new one: when the new one is complete, weft
+   * removes the oldest steps. Checkpoints of later steps stay. 0: all stay. */
   int32_t keep;
-  /* Called at each stage as it is reached, on the rank and the thread that reach it: "folder" (made, empty),
+  /* weft calls it at each stage, on the rank and in the thread that reach the stage: "folder" (made, empty),
    * "data" (before each tensor's bytes), "file" (this rank's file is complete), "index" (written),
-   * "exchanged" (with a checkpoint of the same step, which is removed next; "spared" where the file system
-   * cannot exchange folders), "renamed" (the folder has its name), "latest" (done), "old" (before the files
-   * of an older one are removed, for `keep`); and, for file, index and latest, also "file written", "file
-   * synced", "file named" and so on. NULL: weft calls nothing. If the function throws a C++ exception, the
-   * save fails with WEFT_SYSTEM on this rank and on the others. */
+   * "exchanged" (the new folder has replaced a checkpoint of the same step, which is removed next; "spared"
+   * if the file system cannot exchange folders), "renamed" (the folder has its name), "latest" (done), "old"
+   * (before the files of an older one are removed, for `keep`); and, for file, index and latest, also "file
+   * written", "file synced", "file named" and so on. NULL: weft calls nothing. If the function throws a C++
+   * exception, the save fails with WEFT_SYSTEM on this rank and on the others. */
   void (*on_stage)(void* data, const char* stage);
   void* data;
 } weft_checkpoint_save_options;
@@ -41,10 +41,10 @@ typedef struct weft_checkpoint_save_options {
 
 typedef struct weft_checkpoint_load_options {
   uint32_t struct_size;
-  /* Returns whether the load may ignore the tensor `name` of the checkpoint, which is not in the list; NULL:
-   * it may ignore none. Called on the loading thread, before anything is read; `name` is valid until the
-   * function returns. If the function throws a C++ exception, the load fails with WEFT_SYSTEM, and nothing
-   * was read. */
+  /* Returns whether the load may ignore the tensor `name`, which is in the checkpoint but not in the list.
+   * NULL: the load may ignore no tensor. Called on the loading thread, before anything is read; `name` is
+   * valid until the function returns. If the function throws a C++ exception, the load fails with
+   * WEFT_SYSTEM, and nothing was read. */
   bool (*may_leave)(void* data, const char* name);
   void* data;
 } weft_checkpoint_load_options;
@@ -54,19 +54,20 @@ typedef struct weft_checkpoint_load_options {
 /* Writes directory/step-N for step N, 0 or more, and then names it in directory/latest; makes missing
  * folders. `mesh` is a root mesh; NULL means one rank. Collective among the ranks of the mesh. All ranks must
  * give the same directory, step, extra and `keep`, and the same tensors in the same order (otherwise
- * WEFT_MISMATCH). Tensors are on the host; on several ranks each has a layout, and no layout may have
- * WEFT_PARTIAL. If several ranks hold the same elements, the first of these ranks writes them. Names of
- * tensors must be different, and so must keys of strings. `tensors` and `extra` may be NULL if their count is
- * 0. `options` may be NULL. The memory stays the caller's, and weft does not write into it.
+ * WEFT_MISMATCH). Tensors must be on the host. With several ranks each tensor must have a layout, and no
+ * layout may have WEFT_PARTIAL. If several ranks hold the same elements, the first of these ranks writes
+ * them. Names of tensors must be different, and so must keys of strings. `tensors` and `extra` may be NULL if
+ * their count is
+ * 0. `options` may be NULL. weft does not write into the tensors.
  *
- * Blocks until all is on the disk. It waits at most the deadline of the mesh's group until all ranks have
- * agreed on the arguments, and then at most an hour for each rank's file. Saves of one process to one
+ * Blocks until all data is on the disk. It waits at most the deadline of the mesh's group until all ranks
+ * have agreed on the arguments, and then at most an hour for each rank's file. Saves of one process to one
  * directory, including those of a weft_checkpoint_saver, are written one after the other in the order of the
  * calls. If the process is killed at any moment, or the disk is full, the previous checkpoint stays complete,
  * and `latest` names it. A checkpoint of the same step is replaced. If one rank cannot write, all ranks get
  * WEFT_SYSTEM, with the text of that rank and the state of the disk. A wrong tensor on one rank is an error
- * on all ranks. But only the rank itself detects arguments that cannot be read (NULL, a number that is no
- * dtype); the other ranks wait for it until their deadline. */
+ * on all ranks. But if an argument cannot be read (NULL, a number that is no dtype), only that rank gets an
+ * error; the other ranks wait for it until their deadline. */
 weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, int64_t step,
                                  const weft_tensor* tensors, int32_t count,
                                  const weft_checkpoint_string* extra, int32_t extra_count,
@@ -87,22 +88,23 @@ weft_status weft_checkpoint_load(const char* directory, const weft_mesh* mesh, c
                                  int32_t count, const weft_checkpoint_load_options* options, int64_t* step,
                                  weft_text** folder, weft_error* error);
 
-/* Saves in the background: weft_checkpoint_saver_save returns when this rank's part is copied, and a
- * thread writes the copy. The saver keeps the memory of the copy, as much as this rank's file has bytes, for
- * the next save. One thread at a time may use a saver. */
+/* A saver saves in the background: weft_checkpoint_saver_save returns when this rank's part is copied, and a
+ * thread writes the copy. The saver keeps the memory of the copy, as large as this rank's file, for the next
+ * save. One thread at a time may use a saver. */
 typedef struct weft_checkpoint_saver weft_checkpoint_saver;
 
-/* Collective among the ranks of `mesh`, a root mesh; NULL: one rank. If `refuse` is true, a save is refused
- * on all ranks while the save before it is still being written; otherwise the new save waits. */
+/* Collective among the ranks of `mesh`, a root mesh; NULL: one rank. While a save is still being written, a
+ * new save waits; if `refuse` is true, it is refused on all ranks instead. */
 weft_status weft_checkpoint_saver_create(const weft_mesh* mesh, bool refuse, weft_checkpoint_saver** saver,
                                          weft_error* error);
-/* Waits for the save that is being written. Writes an error that no call has returned to the log. */
+/* Waits for the save that is being written. If that save's error was not returned by any call, writes the
+ * error to the log. */
 void weft_checkpoint_saver_destroy(weft_checkpoint_saver* saver);
-/* Begins weft_checkpoint_save of these arguments over the saver's mesh. Collective. When the call returns,
- * the program may change the tensors. *begun (the pointer may be NULL) becomes false if the save was refused.
- * If the save before this one has failed, this call returns that error on all ranks and begins nothing; the
- * next call begins a save again. The writing thread calls `options->on_stage`: it and `options->data` must be
- * valid until the save is done. */
+/* Begins a save like weft_checkpoint_save with these arguments, over the saver's mesh. Collective. When the
+ * call returns, the program may change the tensors. *begun (the pointer may be NULL) becomes false if the
+ * save was refused. If the save before this one has failed, this call returns that error on all ranks and
+ * begins nothing; the next call begins a save again. The writing thread calls `options->on_stage`: the
+ * function and `options->data` must stay valid until the save is done. */
 weft_status weft_checkpoint_saver_save(weft_checkpoint_saver* saver, const char* directory, int64_t step,
                                        const weft_tensor* tensors, int32_t count,
                                        const weft_checkpoint_string* extra, int32_t extra_count,
@@ -112,27 +114,28 @@ weft_status weft_checkpoint_saver_save(weft_checkpoint_saver* saver, const char*
  * returned it before. */
 weft_status weft_checkpoint_saver_wait(weft_checkpoint_saver* saver, weft_error* error);
 
-/* Every rank, in place of one root. */
+/* The value of `root` that means every rank. */
 #define WEFT_EVERY_RANK (-1)
 
-/* Reads, or writes, a global tensor: `whole` is row-major on the host, and valid until the function returns.
- * If the function returns false or throws a C++ exception, the call fails with WEFT_SYSTEM on all ranks. */
+/* A function of the program that reads, or writes, a global tensor: `whole` is row-major on the host, and
+ * valid until the function returns. If the function returns false or throws a C++ exception, the call fails
+ * with WEFT_SYSTEM on all ranks. */
 typedef bool (*weft_whole_function)(void* data, const char* name, const weft_buffer* whole);
 
 /* Gathers each global tensor and passes it to `see` on rank `root` of the mesh, or on every rank
  * (WEFT_EVERY_RANK). The tensors follow one another in the order of the list, so at most one global tensor
  * and one part are in memory. `see` must only read. Collective among the ranks of `mesh` (NULL: one rank),
  * which must all give the same tensors and the same root. weft does not call `see` on a rank that is not
- * `root`. Waits for the other ranks, each time at most the deadline of the mesh's group. */
+ * `root`. Waits for the other ranks; each single wait lasts at most the deadline of the mesh's group. */
 weft_status weft_gather_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
                                    int32_t root, weft_whole_function see, void* data, weft_error* error);
-/* The reverse of weft_gather_full_state: calls `give` for each tensor on rank `root`, which sends the other
- * ranks their parts. With WEFT_EVERY_RANK every rank calls its own `give`; all must give the same values.
- * After an error the tensors' values are undefined. */
+/* The reverse of weft_gather_full_state: on rank `root` it calls `give`, which must fill each global tensor,
+ * and sends the other ranks their parts. With WEFT_EVERY_RANK every rank calls its own `give`, and all must
+ * give the same values. After an error the tensors' values are undefined. */
 weft_status weft_set_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
                                 int32_t root, weft_whole_function give, void* data, weft_error* error);
 
-/* The functions below are for one process: they do not communicate, and block only for the disk. Any thread
+/* The functions below are for one process: they do not communicate, and wait only for the disk. Any thread
  * may call them, but only one thread at a time may use a weft_checkpoint_reader. */
 
 /* Gives the folder and the step that directory/latest names; NULL and -1 if there is no such file. Fails with
@@ -149,54 +152,56 @@ weft_status weft_checkpoint_reader_open(const char* directory, weft_checkpoint_r
                                         weft_error* error);
 void weft_checkpoint_reader_destroy(weft_checkpoint_reader* reader);
 
-/* The strings that the functions below give are valid as long as the reader. */
+/* Strings that the functions below return are valid as long as the reader. */
 
 weft_status weft_checkpoint_reader_step(const weft_checkpoint_reader* reader, int64_t* step,
                                         weft_error* error);
 weft_status weft_checkpoint_reader_folder(const weft_checkpoint_reader* reader, const char** folder,
                                           weft_error* error);
-/* The mesh on which the checkpoint was written, "dp=2 x tp=4"; "" if there was none. */
+/* The mesh on which the checkpoint was written, such as "dp=2 x tp=4"; "" if it was written without a
+ * mesh. */
 weft_status weft_checkpoint_reader_mesh(const weft_checkpoint_reader* reader, const char** mesh,
                                         weft_error* error);
-/* *hashed is false if the checkpoint was written before checkpoints had hashes: changed bytes cannot be
- * detected. */
+/* *hashed becomes false if an older version of weft wrote the checkpoint without hashes: changed bytes cannot
+ * be detected then. */
 weft_status weft_checkpoint_reader_hashed(const weft_checkpoint_reader* reader, bool* hashed,
                                           weft_error* error);
 weft_status weft_checkpoint_reader_extra_count(const weft_checkpoint_reader* reader, int32_t* count,
                                                weft_error* error);
-/* String `index` of the strings that were saved with the checkpoint, in the order of their keys. */
+/* Gives string number `index` of the strings that were saved with the checkpoint, in the order of their
+ * keys. */
 weft_status weft_checkpoint_reader_extra(const weft_checkpoint_reader* reader, int32_t index,
                                          weft_checkpoint_string* extra, weft_error* error);
 
-/* The description of a tensor in a checkpoint: of the global tensor, however many ranks held it. */
+/* The description of a global tensor in a checkpoint, however many ranks held it. */
 typedef struct weft_checkpoint_tensor {
   const char* name;
   weft_dtype dtype;
   int32_t dim_count;
-  int64_t extents[WEFT_MAX_DIMS]; /* those beyond dim_count are 0 */
-  int64_t count;                  /* of elements */
+  int64_t extents[WEFT_MAX_DIMS]; /* extents beyond dim_count are 0 */
+  int64_t count;                  /* the number of elements */
 } weft_checkpoint_tensor;
 
 weft_status weft_checkpoint_reader_tensor_count(const weft_checkpoint_reader* reader, int32_t* count,
                                                 weft_error* error);
-/* Tensor `index`, in the order of the tensors' names. */
+/* Gives tensor number `index`, in the order of the tensors' names. */
 weft_status weft_checkpoint_reader_tensor(const weft_checkpoint_reader* reader, int32_t index,
                                           weft_checkpoint_tensor* tensor, weft_error* error);
 /* The index of the tensor of this name; -1 if there is none. */
 weft_status weft_checkpoint_reader_find(const weft_checkpoint_reader* reader, const char* name,
                                         int32_t* index, weft_error* error);
-/* Reads global tensor `index` into `out`, row-major: memory of the caller's on the host, of the tensor's
- * dtype and exactly of its number of elements. After an error the values in `out` are undefined. */
+/* Reads global tensor `index` into `out`, row-major. `out` must be on the host, and have the tensor's dtype
+ * and exactly its number of elements. After an error the values in `out` are undefined. */
 weft_status weft_checkpoint_reader_read(const weft_checkpoint_reader* reader, int32_t index,
                                         const weft_buffer* out, weft_error* error);
 
-/* Reads all of a checkpoint (the latest in `directory`, or `directory` itself). *faults becomes a list of
- * everything that is wrong, one line each, without a newline after the last: missing or damaged files, and
- * bytes that differ from the written ones. It is empty if the checkpoint is sound. An index that cannot be
- * read, or a missing checkpoint, is also a fault. The caller destroys the text.
+/* Reads all of a checkpoint (the latest in `directory`, or `directory` itself). *faults becomes a list of all
+ * faults (missing or damaged files, and bytes that differ from the written ones), one line each, without a
+ * newline at the end. It is empty if the checkpoint is sound. An index that cannot be read, or a missing
+ * checkpoint, is also a fault. The caller destroys the text.
  *
- * `progress`, which may be NULL, is called on this thread with the number of bytes read so far and their
- * total number. If it throws a C++ exception, the call fails with WEFT_SYSTEM. */
+ * weft calls `progress`, which may be NULL, on this thread with the number of bytes read so far and the total
+ * number of bytes. If it throws a C++ exception, the call fails with WEFT_SYSTEM. */
 weft_status weft_checkpoint_verify(const char* directory,
                                    void (*progress)(void* data, int64_t bytes, int64_t all), void* data,
                                    weft_text** faults, weft_error* error);
@@ -214,7 +219,7 @@ typedef struct weft_checkpoint_export_options {
   { sizeof(weft_checkpoint_export_options), NULL, NULL }
 
 /* Writes the global tensors of a checkpoint (the latest in `directory`, or `directory` itself) into one
- * safetensors file, which appears complete or not at all. Its metadata are the strings saved with the
+ * safetensors file, which appears complete or not at all. The file's metadata are the strings saved with the
  * checkpoint, and "weft_step". At most one tensor is in memory. *written (the pointer may be NULL) becomes
  * the number of tensors. Fails with WEFT_BAD_ARGUMENT if two tensors get one name, or if no tensor is
  * left. */
@@ -224,10 +229,10 @@ weft_status weft_checkpoint_export(const char* directory, const char* file,
 
 typedef struct weft_checkpoint_convert_options {
   uint32_t struct_size;
-  /* How many files the tensors' rows are cut into, as WEFT_SHARD of dimension 0 cuts them over so many ranks.
-   * 0: one file. */
+  /* The number of files over which the tensors' rows are cut, as WEFT_SHARD of dimension 0 cuts them over
+   * that number of ranks. 0: one file. */
   int32_t files;
-  /* The name that a tensor gets; as in weft_checkpoint_export_options. */
+  /* Returns the name that a tensor gets, as in weft_checkpoint_export_options. */
   const char* (*rename)(void* data, const char* name);
   /* Returns the dtype of the tensor in the copy, WEFT_F32 or WEFT_BF16; elements are rounded to nearest even.
    * Called with the new name of each tensor that is stored as WEFT_F32 or WEFT_BF16 (`stored`). Tensors of
@@ -243,10 +248,11 @@ typedef struct weft_checkpoint_convert_options {
   { sizeof(weft_checkpoint_convert_options), 0, NULL, NULL, NULL, false }
 
 /* Copies a checkpoint (the latest in `directory`, or `directory` itself), or the safetensors file `directory`
- * of any program, into the folder `to`, as weft_checkpoint_save writes one: complete or not at all, with
- * hashes, and named by to/latest. The copy keeps the step and the strings. At most one part of one tensor is
- * in memory. *written (the pointer may be NULL) becomes the number of tensors. Fails with WEFT_BAD_ARGUMENT
- * if two tensors get one name, no tensor is left, `directory` lies in `to`, or an option is unknown. */
+ * of any program, into the folder `to`. The copy is like a checkpoint of weft_checkpoint_save: complete or
+ * absent, with hashes, and named in to/latest. The copy keeps the step and the strings. At most one part of
+ * one tensor is in memory. *written (the pointer may be NULL) becomes the number of tensors. Fails with
+ * WEFT_BAD_ARGUMENT if two tensors get one name, no tensor is left, `directory` lies in `to`, or an option is
+ * unknown. */
 weft_status weft_checkpoint_convert(const char* directory, const char* to,
                                     const weft_checkpoint_convert_options* options, int64_t* written,
                                     weft_error* error);

@@ -9,41 +9,46 @@
 extern "C" {
 #endif
 
-/* Each starts the call and returns, with its Work in *work; where `work` is NULL it waits until the call is
- * done. All ranks of the group call the same, in the same order; sends and receives are ordered per (source,
- * destination, tag) only. `options` may be NULL. Starting blocks only where 64 calls are in flight. Any
- * thread may call; the order of collectives is then the caller's to agree on.
+/* Each function starts a call and returns, with the call's Work in *work. If `work` is NULL, the function
+ * waits until the call is done. All ranks of the group must call the same collectives in the same order;
+ * sends and receives are ordered only per (source, destination, tag). `options` may be NULL. A start blocks
+ * only if 64 calls are in flight. Any thread may call these functions; if several threads do, the program
+ * must ensure that all ranks call collectives in the same order.
  *
- * Buffers are the caller's, and must live, and not be touched, until the call is done. After a failure see
- * weft_group_quiesce. All buffers of a call are of one dtype, in memory that the backend moves.
+ * The caller must keep the buffers alive, and must not touch them, until the call is done. After a failure
+ * see weft_group_quiesce. All buffers of a call must have one dtype, and lie in memory that the backend
+ * moves.
  *
- * In place: all_reduce, scan, exscan, reduce, broadcast: `in` and `out` are the same memory. all_gather(_v)
- * and gather at the root: `in` is block `rank` of `out`. reduce_scatter(_v) and scatter at the root: `out` is
- * block `rank` of `in`. Any other overlap is WEFT_BAD_ARGUMENT.
+ * Calls in place: for all_reduce, scan, exscan, reduce and broadcast, `in` and `out` may be the same memory.
+ * For all_gather(_v), and gather at the root, `in` may be block `rank` of `out`. For reduce_scatter(_v), and
+ * scatter at the root, `out` may be block `rank` of `in`. Any other overlap gives WEFT_BAD_ARGUMENT.
  *
- * Operations that the transport lacks are composed from others, with the same results; an operation that
- * cannot be composed is WEFT_UNSUPPORTED. */
+ * weft composes an operation that the transport lacks from other operations, with the same results; an
+ * operation that cannot be composed gives WEFT_UNSUPPORTED. */
 
 /* out[i] = the combination over ranks of in[i]. Counts are equal on all ranks. */
 weft_status weft_all_reduce(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                             const weft_call_options* options, weft_work** work, weft_error* error);
-/* The same at rank `root` alone. Elsewhere `out` is ignored and may be NULL. */
+/* Like weft_all_reduce, but only rank `root` gets the result. On other ranks `out` is ignored and may be
+ * NULL. */
 weft_status weft_reduce(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
                         const weft_call_options* options, weft_work** work, weft_error* error);
 /* out = in of rank `root`. Elsewhere `in` is ignored and may be NULL. */
 weft_status weft_broadcast(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
                            const weft_call_options* options, weft_work** work, weft_error* error);
-/* out = in of rank 0, in of rank 1, ...: size times as long. */
+/* out = in of rank 0, in of rank 1, ...: `out` is `size` times as long as `in`. */
 weft_status weft_all_gather(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                             const weft_call_options* options, weft_work** work, weft_error* error);
-/* Block r of out = in of rank r, which has out_blocks->counts[r] elements. All ranks give the same counts. */
+/* Block r of out = in of rank r, which has out_blocks->counts[r] elements. All ranks must give the same
+ * counts. */
 weft_status weft_all_gather_v(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                               const weft_blocks* out_blocks, const weft_call_options* options,
                               weft_work** work, weft_error* error);
-/* out = block `rank` of the combination of all `in`, which is size times as long. */
+/* out = block `rank` of the combination of `in` over all ranks; `in` is `size` times as long as `out`. */
 weft_status weft_reduce_scatter(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                                 const weft_call_options* options, weft_work** work, weft_error* error);
-/* The same with blocks of any size. All ranks give the same counts; offsets are their own. */
+/* Like weft_reduce_scatter, but with blocks of any size. All ranks must give the same counts; offsets may
+ * differ. */
 weft_status weft_reduce_scatter_v(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                                   const weft_blocks* in_blocks, const weft_call_options* options,
                                   weft_work** work, weft_error* error);
@@ -56,7 +61,8 @@ weft_status weft_scatter(weft_group* group, const weft_buffer* in, const weft_bu
 /* Block r of out = block `rank` of in of rank r: `size` equal blocks each. Never in place. */
 weft_status weft_all_to_all(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                             const weft_call_options* options, weft_work** work, weft_error* error);
-/* The same with blocks of any size: in_blocks->counts[r] here is out_blocks->counts[rank] on rank r. */
+/* Like weft_all_to_all, but with blocks of any size: in_blocks->counts[r] on this rank must equal
+ * out_blocks->counts[rank] on rank r. */
 weft_status weft_all_to_all_v(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                               const weft_blocks* in_blocks, const weft_blocks* out_blocks,
                               const weft_call_options* options, weft_work** work, weft_error* error);
@@ -64,65 +70,70 @@ weft_status weft_all_to_all_v(weft_group* group, const weft_buffer* in, const we
  * give it. */
 weft_status weft_scan(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                       const weft_call_options* options, weft_work** work, weft_error* error);
-/* The same over ranks 0 to rank - 1. `out` of rank 0 becomes the identity of the reduction (0 of WEFT_SUM, 1
- * of WEFT_PROD, the largest value of WEFT_MIN, ...); WEFT_AVG and WEFT_USER have none: there it stays as it
- * is. */
+/* Like weft_scan, but over ranks 0 to rank - 1. `out` of rank 0 becomes the identity of the reduction (0 for
+ * WEFT_SUM, 1 for WEFT_PROD, the largest value for WEFT_MIN, ...). WEFT_AVG and WEFT_USER have no identity:
+ * with them `out` of rank 0 stays as it is. */
 weft_status weft_exscan(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                         const weft_call_options* options, weft_work** work, weft_error* error);
-/* Done when all ranks have called it. */
+/* The call is done when all ranks have called weft_barrier. */
 weft_status weft_barrier(weft_group* group, const weft_call_options* options, weft_work** work,
                          weft_error* error);
 
-/* To rank `destination`, matched by its recv of the same tag (`tag` of the options). Done when `in` may be
- * reused, which above the eager limit (shm: 4 KiB) may be as late as the match. */
+/* Sends to rank `destination`, whose recv must have the same tag (`tag` of the options). The call is done
+ * when `in` may be reused; for a message above the eager limit (shm: 4 KiB) this may be only when the
+ * receiver has the matching recv. */
 weft_status weft_send(weft_group* group, const weft_buffer* in, int32_t destination,
                       const weft_call_options* options, weft_work** work, weft_error* error);
-/* As a source: any rank. No rank has this number, nor does arithmetic on ranks give it by mistake. */
+/* As the source of a recv: any rank. No rank has this number, and arithmetic on ranks does not give it by
+ * mistake. */
 #define WEFT_ANY_SOURCE INT32_MIN
 
-/* From rank `source`. A message of another dtype or count is WEFT_MISMATCH.
+/* Receives from rank `source`. A message of another dtype or count gives WEFT_MISMATCH.
  *
- * WEFT_ANY_SOURCE: the next message of this tag, whichever rank sent it; weft_work_source says which, so
- * `work` is NULL only if that does not matter. If a message fits several receives, the one that was begun
- * first takes it. If several messages fit a receive, it takes the one that arrived first. It fails when any
- * rank dies, and when all other ranks have left the group. Over nccl it is WEFT_UNSUPPORTED. */
+ * With WEFT_ANY_SOURCE it receives the next message of this tag, whichever rank sent it. weft_work_source
+ * gives that rank, so pass a `work` if the program needs to know it. If a message fits several receives, the
+ * receive that was begun first takes it. If several messages fit a receive, it takes the message that arrived
+ * first. A receive from any source fails when any rank dies, and when all other ranks have left the group.
+ * Over nccl it gives WEFT_UNSUPPORTED. */
 weft_status weft_recv(weft_group* group, const weft_buffer* out, int32_t source,
                       const weft_call_options* options, weft_work** work, weft_error* error);
-/* A send and a receive at once, with the same tag, so that rings cannot deadlock. `in` and `out` may not
- * overlap. */
+/* Performs a send and a receive at the same time, with the same tag, so that rings cannot deadlock. `in` and
+ * `out` may not overlap. */
 weft_status weft_send_recv(weft_group* group, const weft_buffer* in, int32_t destination,
                            const weft_buffer* out, int32_t source, const weft_call_options* options,
                            weft_work** work, weft_error* error);
 
-/* A message that has come and that no recv has taken yet. */
+/* A message that has arrived and that no recv has taken yet. */
 typedef struct weft_message {
   int32_t source, tag;
   int64_t count; /* elements */
   weft_dtype dtype;
 } weft_message;
 
-/* The message that a recv from `source` (or WEFT_ANY_SOURCE) with the tag of the options would take now:
- * *found is true and *message says whose it is and how long. If none has come *found is false and *message
- * stays as it is. The message stays: until another thread receives, a recv of its source and tag takes it. So
- * a program can allocate for messages whose size it does not know. Never waits, but takes the next steps of
- * all calls in flight, and fails once the group has failed. A rank that has left sends no more messages, so
- * none of it is ever found. Only `tag` of the options counts. */
+/* Looks for the message that a recv from `source` (or WEFT_ANY_SOURCE) with the tag of the options would take
+ * now. If there is one, *found becomes true, and *message gives its sender and size; otherwise *found becomes
+ * false, and *message stays as it is. The message is not received: a later recv of its source and tag takes
+ * it, unless another thread receives it first. So a program can allocate memory for messages whose size it
+ * does not know. Never waits, but takes the next steps of all calls in flight, and fails if the group has
+ * failed. For a rank that has left it finds no new messages. Only `tag` of the options is used. */
 weft_status weft_probe(weft_group* group, int32_t source, const weft_call_options* options, bool* found,
                        weft_message* message, weft_error* error);
-/* The same, but waits until there is one. It is a call: after its deadline it gives WEFT_TIMEOUT; if no rank
- * is left that could send, it gives WEFT_PEER_LOST. Both fail the group. */
+/* Like weft_probe, but waits until there is a message. It is a call of the group: it fails with WEFT_TIMEOUT
+ * after its deadline, and with WEFT_PEER_LOST if no rank is left that could send. Both errors fail the
+ * group. */
 weft_status weft_wait_message(weft_group* group, int32_t source, const weft_call_options* options,
                               weft_message* message, weft_error* error);
 
-/* Any of the calls above, as a value; not weft_probe and weft_wait_message. */
+/* The description of any of the calls above, except weft_probe and weft_wait_message. */
 typedef struct weft_call {
   uint32_t struct_size;
   weft_op op;
-  weft_buffer in, out;    /* one that the operation lacks, or ignores on this rank, stays as initialised */
-  int32_t root;           /* reduce, broadcast, gather, scatter */
-  int32_t peer;           /* send: the destination; recv: the source, or WEFT_ANY_SOURCE */
-  weft_blocks in_blocks;  /* reduce_scatter_v, all_to_all_v */
-  weft_blocks out_blocks; /* all_gather_v, all_to_all_v */
+  /* a buffer that the operation lacks, or ignores on this rank, must stay as initialised */
+  weft_buffer in, out;
+  int32_t root;                     /* reduce, broadcast, gather, scatter */
+  int32_t peer;                     /* send: the destination; recv: the source, or WEFT_ANY_SOURCE */
+  weft_blocks in_blocks;            /* reduce_scatter_v, all_to_all_v */
+  weft_blocks out_blocks;           /* all_gather_v, all_to_all_v */
   const weft_call_options* options; /* may be NULL */
 } weft_call;
 #define WEFT_CALL_INIT                                                                                     \
@@ -131,54 +142,57 @@ typedef struct weft_call {
         {NULL, NULL, 0}, {NULL, NULL, 0}, NULL                                                             \
   }
 
-/* One call. The struct and everything that it points to, except the buffers' memory, may be freed once this
- * has returned. */
+/* Begins the described call. When weft_submit has returned, the program may free the struct and everything
+ * that it points to, except the buffers' memory. */
 weft_status weft_submit(weft_group* group, const weft_call* call, weft_work** work, weft_error* error);
 
-/* A call that is checked and described once and started often: a persistent operation of MPI. It is destroyed
- * with weft_persistent_destroy, before its group or after it; it does not keep the group. */
+/* A call that is checked and described once and started often; MPI calls this a persistent operation. Destroy
+ * it with weft_persistent_destroy, before or after its group; it does not keep the group alive. */
 typedef struct weft_persistent weft_persistent;
 
-/* Checks the call, as weft_submit does, and sends nothing: local. The struct and everything that it points
- * to may be freed once this has returned, but the buffers' memory stays the same, and lives until the handle
- * is destroyed and its last Work is done. */
+/* Checks the call, as weft_submit does, but does not communicate. When it has returned, the program may free
+ * the struct and everything that it points to, except the buffers' memory: the caller must keep that memory
+ * alive, at the same addresses, until the handle is destroyed and its last Work is done. */
 weft_status weft_persistent_create(weft_group* group, const weft_call* call, weft_persistent** persistent,
                                    weft_error* error);
-/* Begins the call with the present contents of its buffers, in place of weft_submit and in less time,
- * because nothing is checked again. For the other ranks, which may start theirs or call the plain function,
- * it is the same. WEFT_BAD_ARGUMENT, and nothing is sent, where the Work of the last start is not done yet,
- * or the group was left or destroyed. One thread at a time. */
+/* Begins the call with the present contents of its buffers. It takes less time than weft_submit, because it
+ * does not check the call again. The other ranks may start a persistent call, or call the plain function.
+ * Fails with WEFT_BAD_ARGUMENT, and sends nothing, if the Work of the last start is not done yet, or if the
+ * group was left or destroyed. One thread at a time may start a persistent call. */
 weft_status weft_persistent_start(weft_persistent* persistent, weft_work** work, weft_error* error);
-/* Starts all of them as one, as weft_coalesced begins a list of calls: begun together, done when all of them
- * are. So a send and a receive that neighbours start are no deadlock on any transport. All are of one group.
- * The order of the collectives among them must be the same on all ranks. At most 64 are in flight at once;
- * the rest begin as earlier ones end. WEFT_BAD_ARGUMENT, and nothing is sent, if weft_persistent_start of one
- * of them would give it, if one is there twice, or of another group. If one cannot be sent after others were
+/* Starts several persistent calls as one, as weft_coalesced begins a list of calls: they begin together, and
+ * their common Work is done when all of them are done. So neighbours that start a send and a receive do not
+ * deadlock, on any transport. All calls must be of one group, and the order of the collectives among them
+ * must be the same on all ranks. At most 64 calls are in flight at once; the others begin when earlier ones
+ * end. Fails with WEFT_BAD_ARGUMENT, and sends nothing, if weft_persistent_start of one call would fail so,
+ * if a call is in the list twice, or if one is of another group. If a call cannot be sent after others were
  * sent, the group fails. */
 weft_status weft_persistent_start_all(weft_persistent* const* calls, size_t count, weft_work** work,
                                       weft_error* error);
-/* May be called while a call that it has started is in flight, which goes on. NULL: nothing. */
+/* Destroys the handle. A call that it has started goes on if it is still in flight. NULL: does nothing. */
 void weft_persistent_destroy(weft_persistent* persistent);
 
-/* Several calls as one: begun together, done when all of them are. The order of the collectives among them
- * must be the same on all ranks. A wrong argument in any of them is an error before the first is sent, and so
- * is memory that one of them writes and another one writes or reads (of calls with blocks, the blocks count).
- * At most 64 are in flight at once; the rest begin as earlier ones end. If one cannot be sent after others
- * were sent, the group fails. `calls` are all made with one WEFT_CALL_INIT. */
+/* Begins several calls as one: they begin together, and their common Work is done when all of them are done.
+ * The order of the collectives among them must be the same on all ranks. The function fails before it sends
+ * anything if an argument of any call is wrong, or if one call writes memory that another call writes or
+ * reads (for a call with blocks, only the blocks count). At most 64 calls are in flight at once; the others
+ * begin when earlier ones end. If a call cannot be sent after others were sent, the group fails. All elements
+ * of `calls` must be made with the same WEFT_CALL_INIT. */
 weft_status weft_coalesced(weft_group* group, const weft_call* calls, size_t count, weft_work** work,
                            weft_error* error);
 
-/* For each i: least[i] becomes the least of values[i] of all ranks, and where[i] the index that came with it:
- * MPI's MINLOC. All ranks get the same. `values` and `least` are of one dtype, f64, f32, i64 or i32;
- * `indices` and `where` are i64, any numbers. All four have the same count. `least` may be `values`, and
- * `where` `indices`. If values are equal, the lowest index wins; a NaN comes before all others.
+/* For each i: least[i] becomes the least values[i] of all ranks, and where[i] becomes the indices[i] of the
+ * rank with that value, as with MPI's MINLOC. All ranks get the same results. `values` and `least` have one
+ * dtype: f64, f32, i64 or i32. `indices` and `where` are i64; indices may be any numbers. All four buffers
+ * have the same count. `least` may be the same memory as `values`, and `where` the same as `indices`. If
+ * values are equal, the lowest index wins; a NaN counts as less than all numbers.
  *
- * Waits until it is done. On the host only. Only the deadline of `options` is used; `options` may be
+ * Waits until the call is done. On the host only. Only the deadline of `options` is used; `options` may be
  * NULL. */
 weft_status weft_min_loc(weft_group* group, const weft_buffer* values, const weft_buffer* indices,
                          const weft_buffer* least, const weft_buffer* where, const weft_call_options* options,
                          weft_error* error);
-/* The same of the largest values. A NaN is above all others. */
+/* Like weft_min_loc, for the largest values. A NaN counts as larger than all numbers. */
 weft_status weft_max_loc(weft_group* group, const weft_buffer* values, const weft_buffer* indices,
                          const weft_buffer* largest, const weft_buffer* where,
                          const weft_call_options* options, weft_error* error);

@@ -1,4 +1,4 @@
-/* The process: its log, and memory that ranks of one host share. */
+/* The context of a process: its log, and memory that ranks of one host share. */
 #ifndef WEFT_C_CONTEXT_H
 #define WEFT_C_CONTEXT_H
 
@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* The one object per process; threads that are ranks of one job share one. */
+/* A process makes one context; if its threads are ranks of one job, they share it. */
 typedef struct weft_context weft_context;
 
 typedef int32_t weft_log_level;
@@ -16,35 +16,35 @@ enum { WEFT_LOG_ERROR = 0, WEFT_LOG_WARNING = 1, WEFT_LOG_INFO = 2, WEFT_LOG_DEB
 
 /* An allocator of the program, from which weft takes local memory: two functions, and `data`, which weft
  * passes to both. Set both functions, or neither: without them weft allocates memory itself. For each block
- * weft calls `allocate` once, and `deallocate` once when the last owner of the block is destroyed. weft keeps
- * no free block for later. If the allocator keeps free blocks, weft avoids the cost of the first touch of
+ * weft calls `allocate` once, and calls `deallocate` once when the last owner of the block is destroyed. weft
+ * keeps no free blocks. If the allocator keeps free blocks, weft does not pay again for the first touch of
  * their pages.
  *
- * weft takes from the allocator: tensors of weft's that no other rank maps (weights, optimizer states,
- * activations that stay on their rank, results), the staging buffers of operations that are composed over a
- * transport, among them each of the host's own (weft_group_create_over), messages that no receive waits for
- * yet over one of these, scratch memory of a weft_compute, and what is given in place of shared memory if
- * that cannot be had.
+ * weft takes the following memory from the allocator: weft's tensors that no other rank maps (weights,
+ * optimizer states, activations that stay on their rank, results); staging buffers of operations that weft
+ * composes over a transport, including transports of the program (weft_group_create_over); messages over such
+ * a transport for which no receive waits yet; scratch memory of a weft_compute; and memory that replaces
+ * shared memory if shared memory is not available.
  *
- * weft does not take from the allocator: memory that ranks of this host may map, which lies in segments of
- * shared memory (weft_alloc, the buckets of a weft_reducer, gradients and activations that are communicated,
- * copies that weft_redistribute makes); memory of devices; messages that no receive waits for yet over weft's
- * other transports, and buffers of plug-ins; what libraries under weft allocate (oneDNN, an MPI); tables of
- * rotary positions; parts of files while a checkpoint is read or written; handles, weft_text, and small
- * objects behind them.
+ * weft does not take the following memory from the allocator: memory that ranks of this host may map, which
+ * lies in segments of shared memory (weft_alloc, the buckets of a weft_reducer, gradients and activations
+ * that are communicated, copies that weft_redistribute makes); memory of devices; messages over weft's other
+ * transports for which no receive waits yet, and buffers of plug-ins; memory of libraries that weft uses
+ * (oneDNN, an MPI); tables of rotary positions; parts of files while a checkpoint is read or written;
+ * handles, weft_text, and small objects behind them.
  *
  * Any thread may call both functions, including weft's own threads; several threads may call them at once,
  * and may hold locks of weft, so the functions must not call weft. The caller must keep the functions and
- * `data` valid until the context is gone: until its handle is destroyed, and all that keeps the context
- * (groups, Works, models). In a child made by fork() weft does not call them for memory of the parent. */
+ * `data` valid until the context's handle is destroyed, and all objects that keep the context (groups, Works,
+ * models) are destroyed, too. In a child made by fork() weft does not call them for memory of the parent. */
 typedef struct weft_allocator {
   /* Returns `bytes` bytes at a multiple of `alignment`, which is 64. `bytes` is a multiple of `alignment` and
-   * not 0, as aligned_alloc requires. If the function returns NULL or a misaligned address (which weft gives
-   * back at once), or throws a C++ exception, the weft function that needed the memory fails with
-   * WEFT_SYSTEM; its text has bytes and alignment. */
+   * not 0, as aligned_alloc requires. If the function returns NULL or a misaligned address (which weft passes
+   * to `deallocate` at once), or throws a C++ exception, the weft function that needed the memory fails with
+   * WEFT_SYSTEM; the text gives bytes and alignment. */
   void* (*allocate)(void* data, size_t bytes, size_t alignment);
-  /* Takes back a block that `allocate` returned, with the same sizes. A C++ exception is logged as a warning
-   * and goes no further. */
+  /* Takes back a block that `allocate` returned, with the same `bytes` and `alignment`. weft logs a C++
+   * exception as a warning and goes on. */
   void (*deallocate)(void* data, void* memory, size_t bytes, size_t alignment);
   void* data;
 } weft_allocator;
@@ -61,10 +61,11 @@ typedef struct weft_context_options {
   /* Levels of single layers, in the syntax of WEFT_LOG: "store=debug,dp=error". weft copies the string. NULL:
    * log_level for all layers. */
   const char* log_levels;
-  /* the source of local memory; if both functions are NULL, weft's own allocator, which keeps free blocks */
+  /* the source of local memory; if both functions are NULL, weft uses its own allocator, which keeps free
+   * blocks */
   weft_allocator allocator;
-  /* Address space of each segment of shared memory, rounded up to pages: up to 2^62; halved if the system
-   * refuses. 0: 1 GiB. */
+  /* Address space of each segment of shared memory, at most 2^62, rounded up to pages; weft halves it if the
+   * system refuses. 0: 1 GiB. */
   size_t segment_bytes;
 } weft_context_options;
 #define WEFT_CONTEXT_OPTIONS_INIT \
@@ -77,12 +78,12 @@ weft_status weft_context_create(const weft_context_options* options, weft_contex
  * when the last of them is destroyed. */
 void weft_context_destroy(weft_context* context);
 
-/* Allocates at least `bytes` bytes, in whole pages, of memory that ranks of this host may map: collectives on
- * it copy nothing. If shared memory is not available, the result is local memory, from the context's
- * allocator if there is one. */
+/* Allocates at least `bytes` bytes, in whole pages, of memory that ranks of this host may map, so that
+ * collectives on it need no copies. If shared memory is not available, the result is local memory, from the
+ * context's allocator if there is one. */
 weft_status weft_alloc(weft_context* context, size_t bytes, void** data, weft_error* error);
-/* Frees memory. `data` comes from weft_alloc of this context, or is NULL. No call that uses the memory may be
- * in flight. */
+/* Frees memory of weft_alloc. `data` must come from weft_alloc of this context, or be NULL. No call that uses
+ * the memory may be in flight. */
 weft_status weft_free(weft_context* context, void* data, weft_error* error);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* Tensors of other frameworks as DLPack describes them: made into buffers without a copy, and shared memory
- * handed out as such a tensor.
+/* DLPack: makes buffers of other frameworks' tensors without a copy, and makes DLPack tensors in shared
+ * memory for other frameworks.
  *
  *   weft_buffer b;
  *   weft_buffer_from_dlpack_versioned(tensor, true, &b, &error);
@@ -99,10 +99,10 @@ weft_status weft_buffer_from_dlpack(const struct DLManagedTensor* managed, weft_
 weft_status weft_buffer_from_dlpack_versioned(const struct DLManagedTensorVersioned* managed, bool writes,
                                               weft_buffer* buffer, weft_error* error);
 
-/* Makes a row-major tensor in memory like that of weft_alloc, for a framework that adopts it: *managed
- * belongs to that framework afterwards. Any thread may call its deleter, which frees the memory; until then
- * the tensor keeps the parts of the context that it needs. No call that uses the tensor may be in flight when
- * the deleter is called. `shape` has `ndim` numbers, and may be NULL if `ndim` is 0. */
+/* Makes a row-major tensor in memory like that of weft_alloc, for a framework that adopts it: *managed then
+ * belongs to that framework. Any thread may call the tensor's deleter, which frees the memory; until then the
+ * tensor keeps the parts of the context that it needs. No call that uses the tensor may be in flight when the
+ * deleter is called. `shape` has `ndim` numbers, and may be NULL if `ndim` is 0. */
 weft_status weft_alloc_dlpack(weft_context* context, weft_dtype dtype, const int64_t* shape, int32_t ndim,
                               struct DLManagedTensor** managed, weft_error* error);
 weft_status weft_alloc_dlpack_versioned(weft_context* context, weft_dtype dtype, const int64_t* shape,

@@ -13,9 +13,9 @@
 extern "C" {
 #endif
 
-/* The version of the library that is loaded, like WEFT_VERSION. Never NULL. */
+/* The version of the loaded library, as a text like WEFT_VERSION. Never NULL. */
 const char* weft_version(void);
-/* The version of the library that is loaded, as a number like WEFT_VERSION_NUMBER. */
+/* The version of the loaded library, as a number like WEFT_VERSION_NUMBER. */
 int32_t weft_version_number(void);
 
 typedef int32_t weft_status;
@@ -34,7 +34,7 @@ enum {
 /* "ok", "bad_argument", ...; "?" for a number that is no status. Never NULL. */
 const char* weft_status_name(weft_status status);
 
-/* The operation of an error. */
+/* The operation of a call or an error. */
 typedef int32_t weft_op;
 enum {
   WEFT_OP_NONE = 0,
@@ -79,7 +79,7 @@ typedef struct weft_error {
 #define WEFT_ERROR_INIT \
   { sizeof(weft_error), WEFT_OK, WEFT_OP_NONE, 0, WEFT_NO_CALL, {0}, true, "" }
 
-/* A text, or bytes, that a function returned: it belongs to the caller, which destroys it with
+/* A text, or bytes, that a function returned. It belongs to the caller, which must destroy it with
  * weft_text_destroy. */
 typedef struct weft_text weft_text;
 /* The bytes of the text, followed by a zero; valid until the text is destroyed. "" if `text` is NULL; never

@@ -13,7 +13,8 @@ typedef struct weft_compute weft_compute;
 
 typedef struct weft_compute_options {
   uint32_t struct_size;
-  /* the number of computing threads, including the caller: 1 to 4096. It changes no bit of a result */
+  /* the number of computing threads, including the caller: 1 to 4096; results have the same bits with any
+   * number */
   int32_t threads;
   weft_device device; /* the device whose memory it computes on */
 } weft_compute_options;

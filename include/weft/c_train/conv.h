@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* Four dimensions of elements, row-major and without gaps: maps (batch, channels, height, width), or the
+/* A tensor of four dimensions, row-major and without gaps: maps (batch, channels, height, width), or the
  * weight of a convolution (out, in, 1, 1). The memory is the caller's, as for a weft_buffer. */
 typedef struct weft_maps {
   void* data; /* may be NULL if there are no elements */
@@ -20,7 +20,7 @@ typedef struct weft_maps {
 
 /* Make *maps from a DLPack tensor of four dimensions, like weft_matrix_from_dltensor, weft_matrix_from_dlpack
  * and weft_matrix_from_dlpack_versioned. They fail with WEFT_BAD_ARGUMENT if the tensor has another number of
- * dimensions; a tensor with channels last is strided, and refused. */
+ * dimensions; they refuse a tensor with channels last, because it is strided. */
 weft_status weft_maps_from_dltensor(const void* tensor, weft_maps* maps, weft_error* error);
 weft_status weft_maps_from_dlpack(const struct DLManagedTensor* managed, weft_maps* maps, weft_error* error);
 weft_status weft_maps_from_dlpack_versioned(const struct DLManagedTensorVersioned* managed, bool writes,
@@ -29,12 +29,13 @@ weft_status weft_maps_from_dlpack_versioned(const struct DLManagedTensorVersione
 /* All ranks of the group must give the same options, in forward and in backward. */
 typedef struct weft_conv2d_options {
   uint32_t struct_size;
-  /* For the column layer only: y, and dy in backward, have all channels on every rank, as with
+  /* For the column layer only: on every rank, y, and dy in backward, have all channels, as with
    * weft_linear_options. */
   bool gather_output;
-  /* The dimension of maps that is divided over the ranks outside a pair of a column layer and a row layer: x
-   * and dx of the column layer, and y and dy of the row layer, are this rank's part. 0: samples, 2: rows, 3:
-   * columns; -1: none. The dimension is cut and communicated like the sequence of weft_linear_options. */
+  /* Outside a pair of a column layer and a row layer, maps may be divided over the ranks along this
+   * dimension. x and dx of the column layer, and y and dy of the row layer, are then this rank's part. 0:
+   * samples, 2: rows, 3: columns; -1: none. The dimension is cut and communicated like the sequence of
+   * weft_linear_options. */
   int32_t sequence_dim;
 } weft_conv2d_options;
 #define WEFT_CONV2D_OPTIONS_INIT \
@@ -47,29 +48,32 @@ typedef struct weft_conv2d_options {
  * not depend on each other, so a rank may hold any part of the maps; dw and db are sums over the samples and
  * pixels that this rank passes.
  *
- * Forward, column: y[:, o] = the sum of w[o, i] x[:, i] + b[o]. Each rank computes its own channels of y. No
- * communication without options. x: (batch, in, height, width), the same on all ranks; w: (out/n, in, 1, 1);
- * b: out/n elements, or NULL; y: (batch, out/n, height, width). */
+ * The forward pass of a column layer: y[:, o] = the sum over i of w[o, i] x[:, i], plus b[o]. Each rank
+ * computes its own channels of y. Without options there is no communication. x: (batch, in, height, width),
+ * the same on all ranks; w: (out/n, in, 1, 1); b: out/n elements, or NULL; y: (batch, out/n, height,
+ * width). */
 weft_status weft_column_conv2d_forward(weft_compute* compute, weft_group* group, const weft_maps* x,
                                        const weft_maps* w, const weft_buffer* b, const weft_maps* y,
                                        const weft_conv2d_options* options, weft_error* error);
-/* dx = the sum over ranks of w^T dy: one all-reduce, or a reduce-scatter if maps are divided; dw and db are
- * this rank's own, and are computed during that communication. The rules of weft_column_linear_backward for
- * `accumulate`, and for NULL as dx, dw or db, hold here, too. dy: (batch, out/n, height, width); x, w: as in
- * forward; dx: as x; dw: as w; db: out/n elements. */
+/* The backward pass of a column layer. dx = the sum over ranks of w^T dy; this takes one all-reduce, or a
+ * reduce-scatter if maps are divided. dw and db are this rank's own, and are computed during that
+ * communication. The rules of weft_column_linear_backward for `accumulate`, and for NULL as dx, dw or db,
+ * hold here, too. dy: (batch, out/n, height, width); x, w: as in forward; dx: as x; dw: as w; db: out/n
+ * elements. */
 weft_status weft_column_conv2d_backward(weft_compute* compute, weft_group* group, const weft_maps* dy,
                                         const weft_maps* x, const weft_maps* w, const weft_maps* dx,
                                         const weft_maps* dw, const weft_buffer* db, bool accumulate,
                                         const weft_conv2d_options* options, weft_error* error);
-/* y[:, o] = the sum over ranks of w[o, i] x[:, i], then + b[o], once: one all-reduce, or a reduce-scatter if
- * maps are divided. x: (batch, in/n, height, width), this rank's channels; w: (out, in/n, 1, 1); b: out
- * elements, the same on all ranks, or NULL; y: (batch, out, height, width). */
+/* The forward pass of a row layer: y[:, o] = the sum over ranks of w[o, i] x[:, i]; b[o] is added once, after
+ * the sum. This takes one all-reduce, or a reduce-scatter if maps are divided. x: (batch, in/n, height,
+ * width), this rank's channels; w: (out, in/n, 1, 1); b: out elements, the same on all ranks, or NULL; y:
+ * (batch, out, height, width). */
 weft_status weft_row_conv2d_forward(weft_compute* compute, weft_group* group, const weft_maps* x,
                                     const weft_maps* w, const weft_buffer* b, const weft_maps* y,
                                     const weft_conv2d_options* options, weft_error* error);
-/* dx = w^T dy, dw, and db, which is the same on all ranks and is not scaled. No communication; but if maps
- * are divided, one all-gather of dy. dy: (batch, out, height, width), the same on all ranks; dx: (batch,
- * in/n, height, width); dw: as w; db: out elements. */
+/* The backward pass of a row layer: computes dx = w^T dy, dw and db; db is the same on all ranks and is not
+ * scaled. No communication, except one all-gather of dy if maps are divided. dy: (batch, out, height, width),
+ * the same on all ranks; dx: (batch, in/n, height, width); dw: as w; db: out elements. */
 weft_status weft_row_conv2d_backward(weft_compute* compute, weft_group* group, const weft_maps* dy,
                                      const weft_maps* x, const weft_maps* w, const weft_maps* dx,
                                      const weft_maps* dw, const weft_buffer* db, bool accumulate,

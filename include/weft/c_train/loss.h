@@ -1,4 +1,4 @@
-/* Losses of elements that each have a target, on the caller's memory. */
+/* Losses between elements and their targets, on the caller's memory. */
 #ifndef WEFT_C_TRAIN_LOSS_H
 #define WEFT_C_TRAIN_LOSS_H
 
@@ -10,8 +10,8 @@ extern "C" {
 
 typedef struct weft_element_loss_options {
   uint32_t struct_size;
-  int64_t count; /* the number of elements of the whole batch, on all ranks together; more than 0 */
-  double scale;  /* a factor for dy only: the gradient of the loss */
+  int64_t count; /* the number of elements of the whole batch, over all ranks; more than 0 */
+  double scale;  /* the gradient of the loss: a factor for dy only */
 } weft_element_loss_options;
 #define WEFT_ELEMENT_LOSS_OPTIONS_INIT \
   { sizeof(weft_element_loss_options), 0, 1.0 }

@@ -11,9 +11,9 @@ extern "C" {
 #endif
 
 /* Keeps gradients that are computed in f16 from vanishing, by the rule of P. Micikevicius et al., "Mixed
- * Precision Training", 2018, and of torch.amp.GradScaler: the loss is multiplied by a scale, gradients are
- * divided by it after their reduction, and a step in which they overflowed anywhere is skipped by all ranks
- * together.
+ * Precision Training", 2018, and of torch.amp.GradScaler: the program multiplies the loss by a scale, the
+ * scaler divides the gradients by this scale after their reduction, and if gradients overflowed on any rank,
+ * all ranks skip the step.
  *
  *   for each step:
  *     weft_loss_scaler_scale(scaler, &scale, &error);            backward of loss x scale; average the gradients
@@ -27,10 +27,10 @@ typedef struct weft_loss_scaler weft_loss_scaler;
 typedef struct weft_loss_scaler_options {
   uint32_t struct_size;
   double scale; /* the initial scale */
-  /* The factor of the scale after `interval` steps in a row that were not skipped: 1 or more. The scale
-   * never grows beyond the range of f32. */
+  /* The scale is multiplied by this factor, 1 or more, after `interval` steps in a row that were not skipped.
+   * The scale never grows beyond the range of f32. */
   double growth;
-  double backoff;   /* the factor after a skipped step: more than 0, and less than 1 */
+  double backoff;   /* the scale's factor after a skipped step: more than 0, and less than 1 */
   int64_t interval; /* 1 or more */
   /* If gradients are not finite at this scale or a smaller one, weft_loss_scaler_update fails. */
   double least;
@@ -43,15 +43,16 @@ weft_status weft_loss_scaler_create(const weft_loss_scaler_options* options, wef
                                     weft_error* error);
 void weft_loss_scaler_destroy(weft_loss_scaler* scaler);
 
-/* The factor of the loss, or of its gradient. */
+/* Sets *scale to the factor by which the program must multiply the loss, or the gradient of the loss with
+ * which it starts backward. */
 weft_status weft_loss_scaler_scale(const weft_loss_scaler* scaler, double* scale, weft_error* error);
 
-/* *Sets *finite to whether every element of all gradients is finite on all ranks of `mesh`, the mesh of all
- * ranks that step together; the result is the same on all of them. If *finite is true, it divides the
- * gradients by the scale, in place; otherwise it leaves them as they are, and the program must skip the step.
- * One small collective over `mesh`; blocks. Gradients are f64, f32 or bf16, as weft/c/gradients.h says, and
- * may differ from rank to rank; `gradients` may be NULL if `count` is 0. `compute`: the weft_compute whose
- * threads or device does the work; NULL: this thread does it, on the host.
+/* Sets *finite to whether every element of all gradients is finite on all ranks of `mesh`, which must contain
+ * all ranks that step together; the result is the same on all of them. If *finite is true, the function
+ * divides the gradients by the scale, in place; otherwise it leaves them as they are, and the program must
+ * skip the step. This takes one small collective over `mesh`; blocks. Gradients are f64, f32 or bf16, as
+ * weft/c/gradients.h says, and may differ from rank to rank; `gradients` may be NULL if `count` is 0.
+ * `compute`: the weft_compute whose threads or device does the work; NULL: this thread does it, on the host.
  *
  * A program may unscale several lists (of two optimizers, for example) one by one before the update: each
  * result is for that list only, and the scale falls if any list was not finite. Unscale each list only once
@@ -64,16 +65,16 @@ weft_status weft_loss_scaler_scale(const weft_loss_scaler* scaler, double* scale
 weft_status weft_loss_scaler_unscale(weft_loss_scaler* scaler, const weft_tensor* gradients, int32_t count,
                                      const weft_mesh* mesh, weft_compute* compute, bool* finite,
                                      weft_error* error);
-/* Call it after each step, taken or skipped: it adjusts the scale. No communication. Fails with
- * WEFT_BAD_ARGUMENT if weft_loss_scaler_unscale was not called since the last update. Fails on all ranks, and
- * leaves the scale as it was, if gradients are not finite at options.least. */
+/* Adjusts the scale. Call it after each step, whether the step was taken or skipped. No communication. Fails
+ * with WEFT_BAD_ARGUMENT if weft_loss_scaler_unscale was not called since the last update. Fails on all
+ * ranks, and leaves the scale as it was, if gradients are not finite at options.least. */
 weft_status weft_loss_scaler_update(weft_loss_scaler* scaler, weft_error* error);
-/* Call it in place of the update if the program discards the gradients and computes them again: it forgets
- * the result of weft_loss_scaler_unscale. The scale stays. */
+/* Forgets the result of weft_loss_scaler_unscale; the scale stays. Call it in place of the update if the
+ * program discards the gradients and computes them again. */
 weft_status weft_loss_scaler_discard(weft_loss_scaler* scaler, weft_error* error);
 
-/* Gives the state of the scaler as a text, with which a resumed run continues as if it had not stopped: for a
- * weft_checkpoint_string, for example. The caller destroys the text. */
+/* Gives the state of the scaler as a text, for example for a weft_checkpoint_string. A resumed run that
+ * restores this state continues as if it had not stopped. The caller destroys the text. */
 weft_status weft_loss_scaler_state(const weft_loss_scaler* scaler, weft_text** text, weft_error* error);
 /* Restores the state from a text of weft_loss_scaler_state, exactly. Fails with WEFT_BAD_ARGUMENT if `text`
  * is no such text, and then leaves the scaler unchanged. */
@@ -82,8 +83,8 @@ weft_status weft_loss_scaler_set_state(weft_loss_scaler* scaler, const char* tex
 /* out = in, each element rounded once to the dtype of `out`, to nearest even; values beyond its range become
  * infinite, and a NaN stays a NaN. Converts between any two of f64, f32, bf16 and f16 in host memory, and
  * between WEFT_F32 and WEFT_BF16 on a device. If both have one dtype, it copies. Both buffers have the same
- * number of elements, do not overlap, and are on the device of `compute`. The number of threads changes no
- * bit. Blocks until it is done.
+ * number of elements, do not overlap, and are on the device of `compute`. The result has the same bits with
+ * any number of threads. Blocks until it is done.
  *
  *   weft_convert(compute, &masters, &weights, &error);         f32 to bf16: what layers read
  *   weft_convert(compute, &half_gradient, &gradient, &error);  f16 to f32: exact */

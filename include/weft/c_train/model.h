@@ -13,8 +13,8 @@ typedef struct weft_model weft_model;
 
 /* How data-parallel ranks hold the parameters. WEFT_DATA_DDP: each rank has all parameters, and gradients are
  * averaged. WEFT_DATA_FSDP: the parameters are divided over the data axis, and each rank has one whole block
- * at a time; masters, gradients and optimizer states take that much less memory on each rank, and results are
- * the same. */
+ * at a time; so masters, gradients and optimizer states are divided by the number of data ranks. The results
+ * are the same. */
 typedef int32_t weft_data_form;
 enum { WEFT_DATA_DDP = 0, WEFT_DATA_FSDP = 1 };
 
@@ -25,17 +25,17 @@ typedef struct weft_transformer_options {
   int64_t dim, layers, heads, kv_heads, ffn_hidden, vocab, max_seq;
   int64_t head_size; /* features of a head; 0: dim / heads */
   double rope_theta, norm_eps;
-  /* the deviation of the initial values, which depend on `seed` and not on the mesh */
+  /* the standard deviation of the initial values; these depend on `seed`, and not on the mesh */
   double init_std;
   uint64_t seed;           /* the same on all ranks */
   const char* data_axis;   /* the axis that divides batches; NULL: "dp" */
   const char* tensor_axis; /* the axis that divides layers; NULL: "tp" */
-  /* parameters that are not trained: paths of parameters or modules, in which * is one step. */
+  /* parameters that are not trained: paths of parameters or modules; in a path, * stands for one step */
   const char* const* frozen;
   int32_t frozen_count;
   bool tied; /* the head uses the embedding's weight */
-  /* The activations between the layers that are split over the tensor axis (norms, residual sums) are
-   * divided along the sequence. */
+  /* Activations between layers that are split over the tensor axis (in norms and residual sums) are divided
+   * along the sequence. */
   bool sequence_parallel;
   /* Embedding and head are split over the vocabulary, so no rank has all logits of a training step. */
   bool split_vocab;
@@ -45,8 +45,8 @@ typedef struct weft_transformer_options {
   /* For WEFT_DATA_FSDP only. `reduce`: the dtype of gradients while data ranks add them up, WEFT_F32 or
    * WEFT_BF16. `after_forward`: the treatment of a block's weights between its forward and its backward.
    * WEFT_RESHARD drops them and gathers them again; WEFT_KEEP keeps them; with a number n of 2 or more each
-   * rank keeps 1/n, and backward gathers among n neighbouring ranks of the data axis, whose size n must
-   * divide. */
+   * rank keeps 1/n of the weights, and backward gathers them from n neighbouring ranks of the data axis; n
+   * must divide the size of that axis. */
   weft_dtype reduce;
   int32_t after_forward;
 } weft_transformer_options;
@@ -58,7 +58,7 @@ enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
   }
 
 /* `mesh`: a root mesh that has both axes; an axis that is not wanted has size 1. `options` may be NULL; all
- * ranks must give the same. No communication; no rank ever holds more than its part. Fails with
+ * ranks must give the same options. No communication; no rank ever holds more than its part. Fails with
  * WEFT_BAD_ARGUMENT if the model does not fit the mesh; the error text shows the sizes that do not divide. */
 weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute,
                                     const weft_transformer_options* options, weft_model** model,
@@ -111,10 +111,11 @@ weft_status weft_model_set_parameter(weft_model* model, int32_t index, const wef
 weft_status weft_model_set_parameter_from_dltensor(weft_model* model, int32_t index, const void* tensor,
                                                    weft_error* error);
 /* Gives this rank's part of the parameter as a DLPack tensor in the memory of the model, without a copy.
- * *managed belongs to the code that adopts it. Like a handle it keeps the model, with all of its memory, even
- * after weft_model_destroy; its deleter, which any thread may call, releases it. The values change with the
- * model: steps and weft_model_set_parameter write them in the thread that calls them. The tensor must only be
- * read: the versioned tensor says so by WEFT_DL_READ_ONLY, the other one cannot. */
+ * *managed belongs to the code that adopts it. Like a handle, the DLPack tensor keeps the model and all of
+ * its memory alive, even after weft_model_destroy. The tensor's deleter, which any thread may call, releases
+ * the model. The values change with the model: steps and weft_model_set_parameter write them in the thread
+ * that calls them. The program must only read the tensor: the versioned tensor has the flag
+ * WEFT_DL_READ_ONLY, the other form has no such flag. */
 weft_status weft_model_parameter_dlpack(const weft_model* model, int32_t index,
                                         struct DLManagedTensor** managed, weft_error* error);
 weft_status weft_model_parameter_dlpack_versioned(const weft_model* model, int32_t index,
@@ -134,9 +135,10 @@ typedef struct weft_token_batch {
 } weft_token_batch;
 #define WEFT_IGNORED (-100) /* a label that does not count */
 
-/* The model's scores for each token: `logits`, f32, rows x sequence x vocab elements. Collective over the
- * tensor axis; blocks until it is done. Fails with WEFT_BAD_ARGUMENT on all ranks of the tensor axis, at once
- * and before any pass, if one of them has a wrong batch or wrong memory, or if their tokens differ. */
+/* Writes the model's scores for each token into `logits`: f32, rows x sequence x vocab elements. Collective
+ * over the tensor axis; blocks until it is done. Fails with WEFT_BAD_ARGUMENT on all ranks of the tensor
+ * axis, before any pass, if one of these ranks gives a wrong batch or wrong memory, or if their tokens
+ * differ. */
 weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, const weft_buffer* logits,
                               weft_error* error);
 
@@ -145,7 +147,7 @@ weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, 
 weft_status weft_model_save(const weft_model* model, const char* directory, int64_t step, weft_error* error);
 /* Reads the parameters from the latest checkpoint in `directory`, or from `directory` itself if it is a
  * checkpoint. The checkpoint may also be one of a trainer, or of another mesh. `step`, which may be NULL,
- * gets its step. Collective; blocks. */
+ * becomes the checkpoint's step. Collective; blocks. */
 weft_status weft_model_load(weft_model* model, const char* directory, int64_t* step, weft_error* error);
 
 #ifdef __cplusplus

@@ -24,7 +24,7 @@ typedef struct weft_trainer_options {
   double beta1, beta2, eps; /* WEFT_ADAMW */
   double weight_decay;      /* for parameters of two dimensions or more, except those of norms */
   double momentum;          /* WEFT_SGD */
-  double max_norm;          /* gradients are clipped to this norm; 0: not at all */
+  double max_norm;          /* gradients are clipped to this norm; 0: they are not clipped */
   uint64_t seed;            /* the seed of the random numbers in a pass; the same on all ranks */
   /* If the norm of a step is not finite, the step leaves the weights as they are, instead of failing. */
   bool skip_non_finite;
@@ -33,12 +33,13 @@ typedef struct weft_trainer_options {
    * on one rank, all ranks skip the step and halve the scale; after 2000 steps in a row that were not
    * skipped, the scale doubles. 0: no scaling. weft_trainer_save saves the scale. */
   double loss_scale;
-  /* 0 to 1: the part of each label's weight in the loss that is spread evenly over all entries. */
+  /* From 0 to 1: the part of each label's weight in the loss that is spread evenly over the vocabulary. */
   double label_smoothing;
   /* The decay of averages of the parameters over the steps; 0: no averages. See
    * weft_trainer_swap_averages. */
   double ema_decay;
-  bool ema_warm_up; /* the decay grows to ema_decay: update n uses (1 + n) / (10 + n) while that is less */
+  /* the decay grows to ema_decay: update n uses the smaller of ema_decay and (1 + n) / (10 + n) */
+  bool ema_warm_up;
 } weft_trainer_options;
 #define WEFT_TRAINER_OPTIONS_INIT \
   { sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false }
@@ -61,13 +62,14 @@ typedef struct weft_step_result {
 #define WEFT_STEP_RESULT_INIT \
   { sizeof(weft_step_result), false, 0, 0, 0, 0, 0 }
 
-/* Forward, loss, backward, averaging over the data axis, sync over the tensor axis, clip, and one step of the
- * optimizer with learning rate `rate`. Several batches are micro-batches, the same number on every rank:
- * their gradients add up to the gradient of one batch with all their rows. `result` may be NULL. Collective
- * over the mesh; blocks until it is done. Fails with WEFT_BAD_ARGUMENT on all ranks, before any pass, if the
- * batch of a rank does not fit, or if learning rates differ. (An argument that cannot be read at all, NULL or
- * a result without its initialiser, is an error of that rank only; the others wait for it until their
- * deadline.) After an error the trainer drops the gradients; the weights may have changed or not. */
+/* Performs a whole training step: forward, loss, backward, average over the data axis, sync over the tensor
+ * axis, clip, and a step of the optimizer with learning rate `rate`. Several batches are micro-batches, the
+ * same number on every rank: their gradients add up to the gradient of one batch with all their rows.
+ * `result` may be NULL. Collective over the mesh; blocks until it is done. Fails with WEFT_BAD_ARGUMENT on
+ * all ranks, before any pass, if the batch of a rank does not fit, or if learning rates differ. (An argument
+ * that cannot be read at all, NULL or a result without its initialiser, is an error of that rank only; the
+ * others wait for it until their deadline.) After an error the trainer drops the gradients; the weights may
+ * or may not have changed. */
 weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                               double rate, weft_step_result* result, weft_error* error);
 
@@ -78,41 +80,41 @@ weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* bat
  *   weft_clip_grad_norm(gradients, count, 1.0, NULL, &norm, &error);      (weft/c/gradients.h; or anything else)
  *   weft_trainer_update(trainer, rate, &result, &error);
  *
- * The first half: all of weft_trainer_step except clip and update. `result` gets step, tokens and loss.
- * Collective over the mesh; blocks. Fails like weft_trainer_step, and with WEFT_BAD_ARGUMENT if the trainer
- * still has the gradients of an earlier weft_trainer_backward. */
+ * weft_trainer_backward is the first half: all of weft_trainer_step except clip and update. `result` gets
+ * step, tokens and loss. Collective over the mesh; blocks. Fails like weft_trainer_step, and with
+ * WEFT_BAD_ARGUMENT if the trainer still has the gradients of an earlier weft_trainer_backward. */
 weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                                   weft_step_result* result, weft_error* error);
-/* Between the halves: gives the gradient of each trained parameter, in the order of the parameters, which is
- * the same on all ranks. The gradients are reduced: each is the gradient of the mean over all labels of the
- * step. **count gets the number of gradients; if `room` is 0, the function gives only *count, and `gradients`
- * may be NULL. In each entry, `name` is the parameter's name. `data` is f32, in the trainer's memory: the
- * program may write new values into it, which weft_trainer_update then uses; ranks that hold the same
- * elements must write the same values. `layout` belongs to the trainer (weft_layout_destroy leaves it alone).
- * `extents` and `dim_count` are not set, because the layout has them. The entries are valid until
- * weft_trainer_update, _discard, _load or _destroy. For a model in host memory, weft_grad_norm,
- * weft_clip_grad_norm and weft_check_replicas accept this list. Fails with WEFT_BAD_ARGUMENT if
- * weft_trainer_backward was not called before, or if `room` is too small. */
+/* Between the two halves, weft_trainer_gradients gives the gradient of each trained parameter, in the order
+ * of the parameters, which is the same on all ranks. The gradients are reduced: each is the gradient of the
+ * mean over all labels of the step. **count gets the number of gradients; if `room` is 0, the function gives
+ * only *count, and `gradients` may be NULL. In each entry, `name` is the parameter's name. `data` is f32, in
+ * the trainer's memory: the program may write new values into it, which weft_trainer_update then uses; ranks
+ * that hold the same elements must write the same values. `layout` belongs to the trainer
+ * (weft_layout_destroy leaves it alone). `extents` and `dim_count` are not set, because the layout has them.
+ * The entries are valid until weft_trainer_update, _discard, _load or _destroy. For a model in host memory,
+ * weft_grad_norm, weft_clip_grad_norm and weft_check_replicas accept this list. Fails with WEFT_BAD_ARGUMENT
+ * if weft_trainer_backward was not called before, or if `room` is too small. */
 weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients, int32_t room,
                                    int32_t* count, weft_error* error);
-/* The second half: clips to max_norm, if that is not 0, and takes a step of the optimizer. All fields of
- * `result`, which may be NULL, are set: grad_norm is the norm of the gradients as the program left them.
- * Collective over the mesh; blocks. Fails with WEFT_BAD_ARGUMENT if weft_trainer_backward was not called
- * before, and on all ranks if learning rates differ, or one is negative or not finite. The trainer drops the
- * gradients, even after an error. */
+/* The second half of a step: clips to max_norm, if that is not 0, and takes a step of the optimizer. All
+ * fields of `result`, which may be NULL, are set: grad_norm is the norm of the gradients as the program left
+ * them. Collective over the mesh; blocks. Fails with WEFT_BAD_ARGUMENT if weft_trainer_backward was not
+ * called before, and on all ranks if learning rates differ, or one is negative or not finite. The trainer
+ * drops the gradients, even after an error. */
 weft_status weft_trainer_update(weft_trainer* trainer, double rate, weft_step_result* result,
                                 weft_error* error);
-/* In place of the second half: drops the gradients without a step. Does nothing if there are none. No
+/* Replaces the second half of a step: drops the gradients without a step. Does nothing if there are none. No
  * communication, but either all ranks must call it or none. */
 weft_status weft_trainer_discard(weft_trainer* trainer, weft_error* error);
 /* The number of steps taken. */
 weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft_error* error);
 
-/* Exchanges the parameters and their averages where they lie: with `averages_in` true the model computes with
- * the averages, and weft_model_get_parameter and weft_model_save give them. A call with `averages_in` false
- * restores everything, to the same bits. Between the two calls a step, an update and weft_trainer_save fail
- * with WEFT_BAD_ARGUMENT, the first two on all ranks. The function fails with WEFT_BAD_ARGUMENT if the
- * trainer has no averages (ema_decay), or if the averages are already where `averages_in` wants them. No
+/* Exchanges the parameters and their averages in place: with `averages_in` true the model computes with the
+ * averages, and weft_model_get_parameter and weft_model_save give the averages. A call with `averages_in`
+ * false restores everything, to the same bits. Between the two calls a step, an update and weft_trainer_save
+ * fail with WEFT_BAD_ARGUMENT, the first two on all ranks. The function fails with WEFT_BAD_ARGUMENT if the
+ * trainer has no averages (ema_decay), or if the model already computes with what `averages_in` requests. No
  * communication, but either all ranks must call it or none. */
 weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, weft_error* error);
 

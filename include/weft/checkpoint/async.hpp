@@ -13,16 +13,16 @@
 
 namespace weft {
 
-/// Writes checkpoints in the background. save() returns when this rank's part is copied: tensors may be
-/// changed at once. A thread writes the copy, syncs and renames it as save_checkpoint() does, so a complete
-/// checkpoint exists even if the process is killed at any moment. One save is written at a time. The memory
-/// of the copy, as much as this rank's file has bytes, is kept for the next save.
+/// Writes checkpoints in the background. save() returns when this rank's part is copied, and the program may
+/// then change the tensors. A thread writes the copy, syncs and renames it like save_checkpoint(), so a
+/// complete checkpoint exists even if the process is killed at any moment. The thread writes one save at a
+/// time. The memory of the copy, as large as this rank's file, is kept for the next save.
 ///
 /// While the ranks write, they communicate through a separate group, so collectives of the program may run
 /// meanwhile. This group waits at most SaveOptions::deadline. After a failed save the next save makes a new
 /// group, so a time-out ends only one save. Other saves of this process to the same directory, including
-/// those by save_checkpoint(), wait for all saves that were begun before them. One thread of each rank uses
-/// it, and calls save() in the same order as on the other ranks.
+/// those by save_checkpoint(), wait for all saves that were begun before them. One thread of each rank may
+/// use an AsyncCheckpoint; all ranks must call save() in the same order.
 ///
 ///     AsyncCheckpoint saves(mesh);
 ///     for (…) {
@@ -41,7 +41,8 @@ class AsyncCheckpoint {
   /// Collective over `mesh`, a root mesh that must outlive this object; an empty mesh means one rank. Throws
   /// bad_argument if `mesh` is not a root, and the errors of ProcessGroup::duplicate().
   explicit AsyncCheckpoint(const DeviceMesh& mesh, Busy busy = Busy::wait);
-  /// Waits for a save that is being written. Writes an error that no call has thrown to the log.
+  /// Waits for a save that is being written. If no call has thrown that save's error, writes the error to the
+  /// log.
   ~AsyncCheckpoint();
   AsyncCheckpoint(const AsyncCheckpoint&) = delete;
   AsyncCheckpoint& operator=(const AsyncCheckpoint&) = delete;
@@ -50,8 +51,8 @@ class AsyncCheckpoint {
   /// made and its writing has begun; false if it was refused (Busy::refuse). Throws the errors of
   /// save_checkpoint() about its arguments. If the save before this one failed, throws that error, and saves
   /// nothing: its text begins with `the save of step 200 in the background:`. If wait() has already thrown
-  /// the error on a rank, save() throws again on that rank, with another rank's text. After such a failure it
-  /// also throws the errors of ProcessGroup::duplicate(). The writing thread calls `options.on_stage`.
+  /// the error on a rank, save() throws again on that rank, with another rank's text. After a failed save,
+  /// save() also throws the errors of ProcessGroup::duplicate(). The writing thread calls `options.on_stage`.
   bool save(const std::filesystem::path& directory, std::int64_t step, std::span<const NamedView> tensors,
             const CheckpointExtra& extra = {}, const SaveOptions& options = {});
 

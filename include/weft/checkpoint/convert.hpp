@@ -22,18 +22,19 @@ struct ConvertOptions {
   /// Gives the dtype of an f32 or bf16 tensor in the copy: f32 or bf16, rounded to nearest even. Tensors of
   /// other dtypes keep theirs. Empty: all tensors keep their dtype.
   std::function<DType(std::string_view name, DType stored)> dtype{};
-  /// How many files the tensors' rows are cut into, as Shard(0) cuts them over so many ranks. 1 or more.
+  /// The number of files over which the tensors' rows are cut, as Shard(0) cuts them over that number of
+  /// ranks. 1 or more.
   int files = 1;
 };
 
-/// Reads `from`, a checkpoint (a run's latest, or a folder of its own) or a safetensors file, verifies it,
-/// and writes it into `to` like save_checkpoint(): `to`/step-N, complete or not at all, with hashes, and
-/// `to`/latest. The copy keeps the step and the strings of `from`. For a safetensors file the step is
-/// "weft_step" of its metadata, or 0, and the strings are its other metadata. A second conversion with the
-/// same options gives the same bytes, if `rename` keeps its own names. At most one part of one tensor is in
-/// memory. Returns how many tensors were written. Throws bad_argument if two tensors get one name, no tensor
-/// is left, `from` lies in `to`, or an option is out of range; also the errors of CheckpointReader::read()
-/// and save_checkpoint().
+/// Reads `from`, which is a checkpoint (the latest in a directory, or a checkpoint's folder) or a safetensors
+/// file, verifies it, and writes it into `to` like save_checkpoint(): `to`/step-N, complete or absent, with
+/// hashes, and `to`/latest. The copy keeps the step and the strings of `from`. For a safetensors file the
+/// step is "weft_step" of its metadata, or 0, and the strings are its other metadata. A second conversion
+/// with the same options gives the same bytes, if `rename` keeps its own names. At most one part of one
+/// tensor is in memory. Returns how many tensors were written. Throws bad_argument if two tensors get one
+/// name, no tensor is left, `from` lies in `to`, or an option is out of range; also the errors of
+/// CheckpointReader::read() and save_checkpoint().
 std::size_t convert_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to,
                                const ConvertOptions& options = {});
 

@@ -1,5 +1,5 @@
 // Gathers global tensors from their parts over a mesh, one after the other, to one rank or to all ranks; and
-// distributes global tensors into parts. Called by every rank of the mesh, each from one thread.
+// distributes global tensors into parts. All ranks of the mesh call these functions, each from one thread.
 #pragma once
 
 #include <functional>
@@ -11,12 +11,13 @@
 
 namespace weft {
 
-/// Every rank, in place of one root.
+/// The value of `root` that means every rank.
 inline constexpr int kEveryRank = -1;
 
-/// Reads a global tensor, row-major, on the host; the view is valid until the function returns.
+/// A function of the program that reads a global tensor, row-major, on the host; the view is valid until the
+/// function returns.
 using FullStateVisitor = std::function<void(std::string_view name, const ConstTensorView& whole)>;
-/// Writes a global tensor into memory of the library.
+/// A function of the program that writes a global tensor into memory of the library.
 using FullStateSource = std::function<void(std::string_view name, const TensorView& whole)>;
 
 /// Passes each global tensor to `see` on rank `root` of the mesh (kEveryRank: on all ranks), in the order of
@@ -26,9 +27,9 @@ using FullStateSource = std::function<void(std::string_view name, const TensorVi
 /// rank already holds the global tensor, it is not copied.
 ///
 /// Throws the errors of save_checkpoint() about its tensors, and bad_argument if `root` is no rank. If `see`
-/// throws, this rank throws that exception; the other ranks throw an Error with its code (`system` if it is
-/// no Error), which names the rank and has its text; the remaining tensors are not passed to `see`. The other
-/// ranks wait for `see`, each time at most the deadline of the mesh's group.
+/// throws, this rank throws that exception. The other ranks throw an Error with the same code (`system` if
+/// the exception is no Error) and text, which names the rank; no further tensors are passed to `see`. The
+/// other ranks wait for `see`; each single wait lasts at most the deadline of the mesh's group.
 void gather_full_state(const DeviceMesh& mesh, std::span<const NamedView> tensors, int root,
                        const FullStateVisitor& see);
 

@@ -1,5 +1,5 @@
 // Reads a checkpoint in one process without a mesh: its description, and its global tensors, one at a time.
-// Verifies that all of it is as it was written; exports it as one file.
+// Also verifies a checkpoint, and exports it as one file.
 #pragma once
 
 #include <filesystem>
@@ -17,24 +17,25 @@ namespace weft {
 /// The description of one tensor in a checkpoint.
 struct CheckpointTensor {
   DType dtype = DType::f32;
-  Shape shape;  ///< of the whole
+  Shape shape;  ///< of the global tensor
   std::vector<std::string>
-      layout;  ///< its placement on each axis of CheckpointInfo::mesh, when it was written
+      layout;  ///< the tensor's placement on each axis of CheckpointInfo::mesh when it was saved
   int parts = 0;
-  std::vector<std::string> files;  ///< the files that hold its parts, sorted
+  std::vector<std::string> files;  ///< the files that hold the tensor's parts, sorted
 };
 
-/// An open checkpoint. It opens the files of parts when a tensor is read. Cheap to copy. One thread at a time
-/// may use it.
+/// An open checkpoint. It opens the files with parts only when a tensor is read. Cheap to copy. One thread at
+/// a time may use it.
 class CheckpointReader {
  public:
-  /// Opens a checkpoint like load_checkpoint(): the latest in `directory`, or `directory` itself; or one
-  /// safetensors file. Throws bad_argument if there is none, and `corrupt` if its index is damaged. A
-  /// relative directory is relative to the working directory at the moment of the call.
+  /// Opens a checkpoint like load_checkpoint(): the latest in `directory`, or `directory` itself. Also opens
+  /// a single safetensors file. Throws bad_argument if there is none, and `corrupt` if its index is damaged.
+  /// A relative directory is relative to the working directory at the moment of the call.
   static CheckpointReader open(const std::filesystem::path& directory);
 
   const CheckpointInfo& info() const noexcept;
-  /// False if the checkpoint was written before checkpoints had hashes: changed bytes cannot be detected.
+  /// Returns false if an older version of weft wrote the checkpoint without hashes: changed bytes cannot be
+  /// detected then.
   bool hashed() const noexcept;
   const std::vector<std::string>& names() const noexcept;  ///< sorted
   bool contains(std::string_view name) const;
@@ -43,8 +44,8 @@ class CheckpointReader {
   /// The global tensor, verified. Throws the errors of tensor(), and those of load_checkpoint() for damaged
   /// files.
   Tensor read(Context& context, std::string_view name, Memory memory = Memory::local) const;
-  /// Like read(), into the caller's memory. Throws bad_argument if `out` is not contiguous, not on the host,
-  /// or does not have the global shape and the dtype.
+  /// Like read(), but into the caller's memory. Throws bad_argument if `out` is not contiguous, not on the
+  /// host, or does not have the global shape and the dtype.
   void read_into(std::string_view name, const TensorView& out) const;
 
  private:
@@ -53,10 +54,10 @@ class CheckpointReader {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Reads all of a checkpoint and returns everything that is wrong with it, one line each, with file and
-/// bytes: missing or damaged files, tensors that a file does not have as the index says, and bytes that
-/// differ from the written ones. Empty if the checkpoint is sound. An index that cannot be read is one fault.
-/// `progress`, if given, is called with the number of bytes read and their total number.
+/// Reads all of a checkpoint and returns its faults, one line each, with file and bytes: missing or damaged
+/// files, tensors that a file does not have as the index says, and bytes that differ from the written ones.
+/// Empty if the checkpoint is sound. An index that cannot be read is one fault. If `progress` is given, it is
+/// called with the number of bytes read so far and the total number.
 std::vector<std::string> verify_checkpoint(
     const std::filesystem::path& directory,
     const std::function<void(std::int64_t, std::int64_t)>& progress = {});

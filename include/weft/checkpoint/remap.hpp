@@ -20,12 +20,12 @@ struct RemappedTensor {
   std::int64_t first_row = 0;  ///< of the stored tensor's first dimension
 };
 
-/// Gives the tensors into which a stored tensor is split, by its name and shape: one or several, each a range
-/// of its rows. Empty: the tensor stays as it is.
+/// Given the name and shape of a stored tensor, returns the tensors into which it is split: one or several,
+/// each a range of its rows. An empty result means that the tensor stays as it is.
 using Remap = std::function<std::vector<RemappedTensor>(std::string_view name, const Shape& shape)>;
 
-/// The names and shapes of older programs for the parameters of this library's modules (`before`: any prefix
-/// up to a dot, or none):
+/// Converts the names and shapes that older programs used for the parameters of this library's modules
+/// (`before`: any prefix up to a dot, or none):
 ///
 ///   before.to_qkv.weight, .weight_orig  (3 n, dim, 1, 1), [q|k|v] → before.to_q, to_k, to_v with the same ending, (n, dim) each
 ///   before.to_qkv.weight_u              (3 n) → a third each

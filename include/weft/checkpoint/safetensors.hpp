@@ -26,16 +26,16 @@ struct SafetensorsInfo {
   std::int64_t bytes = 0;
 };
 
-/// An open safetensors file. `open` reads and checks the whole header. Elements are read when they are
-/// requested, with read calls and not by mapping the file, so a file that shrinks later causes an error and
-/// not a signal. Cheap to copy; copies share the descriptor.
+/// An open safetensors file. `open` reads and checks the whole header. Elements are read only when they are
+/// requested. They are read with read calls, and the file is not mapped, so a file that shrinks later causes
+/// an error and not a signal. Cheap to copy; copies share the descriptor.
 class SafetensorsFile {
  public:
   /// Throws `system` if the file cannot be opened, bad_argument if it is no regular file, `unsupported` for a
-  /// dtype or a number of dimensions that this build lacks, `corrupt` if it is damaged: too short, a header
-  /// longer than the file, no JSON object, a name twice, a shape that does not give the bytes its offsets
-  /// span, offsets outside of the file, overlapping tensors, bytes that belong to no tensor. The text names
-  /// the file, the tensor, the value and the expected value.
+  /// dtype or a number of dimensions that this build lacks, and `corrupt` if the file is damaged: it is too
+  /// short, its header is longer than the file or no JSON object, a name occurs twice, a shape does not fit
+  /// its offsets, offsets lie outside of the file, tensors overlap, or bytes belong to no tensor. The text
+  /// names the file, the tensor, the value and the expected value.
   static SafetensorsFile open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const noexcept;
@@ -46,9 +46,10 @@ class SafetensorsFile {
   const SafetensorsInfo& info(std::string_view name) const;
   /// All strings of the file's metadata.
   const std::map<std::string, std::string, std::less<>>& metadata() const noexcept;
-  /// XXH3, 64 bits, of the header and its length: of everything except the tensors' bytes.
+  /// The XXH3 hash (64 bits) of the header and its length, that is, of everything except the tensors' bytes.
   std::uint64_t header_hash() const noexcept;
-  /// One string of the metadata; throws bad_argument, naming the existing keys, if `key` is not one of them.
+  /// One string of the metadata. Throws bad_argument if there is no such key; the text names the existing
+  /// keys.
   const std::string& metadata(std::string_view key) const;
 
   /// The tensor, in newly allocated memory. Throws the errors of `info`, `system` if reading fails, and
@@ -70,12 +71,12 @@ struct SafetensorsEntry {
   ConstTensorView data;
 };
 
-/// Writes a file that holds `entries` and `metadata`: under a temporary name in the same folder, synced, then
-/// renamed, so `path` is at any moment the old file or the complete new one. The header lists tensors by
-/// name. The data is sorted by falling element size, then by name, and begins at a multiple of 64 bytes, so
-/// each tensor is aligned to its element size without gaps. Throws `bad_argument` if a name occurs twice or
-/// is the reserved name "__metadata__", or if a view is not contiguous, and `system` if writing fails. After
-/// an error `path` is untouched and the temporary file is removed.
+/// Writes a file that holds `entries` and `metadata`. The file is written under a temporary name in the same
+/// folder, synced, and then renamed, so at any moment `path` is the old file or the complete new one. The
+/// header lists tensors by name. The data is sorted by falling element size, then by name, and begins at a
+/// multiple of 64 bytes, so each tensor is aligned to its element size without gaps. Throws `bad_argument` if
+/// a name occurs twice or is the reserved name "__metadata__", or if a view is not contiguous, and `system`
+/// if writing fails. After an error `path` is untouched and the temporary file is removed.
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,
                        const std::map<std::string, std::string>& metadata = {});
 

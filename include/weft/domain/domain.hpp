@@ -1,9 +1,9 @@
 // Domain parallelism: the maps of a model (batch, channels, height, width) are too large for one rank and are
 // cut in space. The split model computes the same as the serial model: its outputs and gradients have the
-// bits of one rank; only gradients of weights differ, by the order in which the ranks' parts are summed.
-// Norms over space are an exception: the order of their f64 sums depends on the number of ranks, and a result
-// may round to the next f32. One thread per rank; passes of a split model are collective among the ranks of
-// the axes.
+// same bits as on one rank. There are two exceptions. Gradients of weights differ by the order in which the
+// ranks' parts are summed. In norms over space the order of the f64 sums depends on the number of ranks, so a
+// result may round to the next f32. One thread per rank; passes of a split model are collective among the
+// ranks of the axes.
 #pragma once
 
 #include <functional>
@@ -18,23 +18,22 @@
 
 namespace weft {
 
-/// Gives how modules of one kind compute on parts of maps.
+/// A function that returns the rule by which modules of one kind compute on parts of maps.
 using SpaceRuleOf = std::function<SpaceRule(Module& module)>;
 
 struct DomainOptions {
-  /// The dimension of maps that each of the axes cuts; if there are fewer axes than entries, the first
-  /// entries count.
+  /// dims[i] is the dimension of maps that axis i cuts. Entries beyond the number of axes do not count.
   std::vector<int> dims{2, 3};
-  /// The axes along which ranks have different samples; empty: none. shard_spatial() treats the batch of a
-  /// plain tensor as cut along these axes.
+  /// The axes along which ranks have different samples; an empty mesh means none. shard_spatial() treats the
+  /// batch of a plain tensor as cut along these axes.
   DeviceMesh data{};
   /// Rules for kinds of layers that have no rule, or whose own rules are to be replaced.
   std::map<std::type_index, SpaceRuleOf> rules{};
 };
 
-/// The result of apply_domain_parallel(), which the functions below need: which axes cut maps, and how. A
-/// value; copies share the plans of exchanges that the functions below have made, so all copies belong to the
-/// thread of one rank.
+/// The result of apply_domain_parallel(): the axes that cut maps, and how they cut them. The functions below
+/// need it. A value; copies share the plans of exchanges that the functions below have made, so all copies
+/// belong to the thread of one rank.
 class DomainManager {
  public:
   DomainManager() = default;
@@ -43,7 +42,7 @@ class DomainManager {
   explicit operator bool() const noexcept { return static_cast<bool>(axes_); }
   const DeviceMesh& axes() const noexcept { return axes_; }
   const DomainOptions& options() const noexcept { return options_; }
-  /// The number of ranks over which a map is cut, and the number of this rank among them.
+  /// The number of ranks over which a map is cut, and this rank's number among these ranks.
   int size() const { return axes_.size(); }
   int rank() const { return axes_.rank(); }
   /// The layout of maps with this global shape: cut in space, and by samples along the data axes.
@@ -59,12 +58,13 @@ class DomainManager {
 };
 
 /// Makes every layer of the tree compute on maps that are cut along `axes`, a sub-mesh of one or two axes:
-/// the first cuts the height, the second the width. Before or after parallelize() on other axes; before
-/// materialise(). Sets what the layers' passes do and the layouts of parameters that have an element for each
-/// pixel (SpaceRule::pixelwise), nothing else: types, paths and parameters stay. A layer's rule is the first
-/// of these that exists: the rule of options.rules for exactly its kind; its own space_rule(); the passes
-/// that weft has for exactly its kind. If a module with children has the rule any_part, the rule is for the
-/// module's own code between the children; each child has its own rule. The layers of weft have these rules:
+/// the first axis cuts the height, the second axis cuts the width. Call it before materialise(), and before
+/// or after parallelize() on other axes. It changes only two things: the layers' passes, and the layouts of
+/// parameters with one element per pixel (SpaceRule::pixelwise). Types, paths and all other parameters stay
+/// the same. A layer's rule is the first existing one of these: the rule of options.rules for exactly the
+/// layer's kind; the layer's own space_rule(); the passes that weft has for exactly the layer's kind. If a
+/// module with children has the rule any_part, the rule is for the module's own code between the children;
+/// each child has its own rule. The layers of weft have these rules:
 ///
 ///   theirs                  Sequential, SwiGLU, ChannelFeedForward, WeatherStage, TransformerBlock: what they do between their children is local
 ///   on any part as it is    activations, dropout, 1x1 convolutions, ChannelNorm, RMSNorm, LayerNorm and Linear over the last dimension
@@ -86,30 +86,31 @@ DomainManager apply_domain_parallel(Module& model, const DeviceMesh& axes, const
 /// The manager of a model; empty if apply_domain_parallel() was not called for it.
 DomainManager get_domain_manager(const Module& model);
 
-/// This rank's part of maps that are the same on every rank of the axes. The maps are a plain tensor, (batch,
-/// …) of this rank's samples, or a tensor with a layout. No communication, except for plain tensors along
-/// options.data: its ranks exchange their numbers of samples, which must be equal, or one more on the first
-/// ranks if the samples do not divide evenly. Throws bad_argument if a dimension that is cut has fewer
-/// elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; each rank needs
-/// at least one`, and on all ranks of the data axes if their numbers of samples or their sizes do not fit:
-/// `shard_spatial: x has 1, 3 samples on the ranks of dp=2; expected 2, 2, …`.
+/// Returns this rank's part of maps that are the same on every rank of the axes. The maps are a plain tensor,
+/// (batch, …) of this rank's samples, or a tensor with a layout. No communication, with one exception: for a
+/// plain tensor the ranks of options.data exchange their numbers of samples. These must be equal, or one more
+/// on the first ranks if the samples do not divide evenly. Throws bad_argument if a dimension that is cut has
+/// fewer elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; each rank
+/// needs at least one`, and on all ranks of the data axes if their numbers of samples or their sizes do not
+/// fit: `shard_spatial: x has 1, 3 samples on the ranks of dp=2; expected 2, 2, …`.
 Tensor shard_spatial(const Tensor& x, const DomainManager& manager);
-/// Gathers the global maps on every rank of the axes; their layout on other axes stays. Collective.
+/// Gathers the global maps on every rank of the axes; the maps' layout on other axes stays. Collective.
 Tensor gather_spatial(const Tensor& y, const DomainManager& manager);
 
-/// Rows and columns around a map.
+/// The numbers of rows and columns of padding around a map.
 struct SpatialPadding {
   std::int64_t top = 0, bottom = 0, left = 0, right = 0;
 };
 /// Removes the padding: returns the maps of `height` x `width` inside y; each rank gets the rows and columns
-/// that it holds of a map of that size. Exact: it redistributes and never interpolates. The plan is kept for
-/// maps of the same layout. Collective. Throws bad_argument if y is not height + top + bottom by width + left
-/// + right.
+/// that it holds of a map of that size. It redistributes and never interpolates, so the result is exact. The
+/// manager keeps the plan for maps of the same layout. Collective. Throws bad_argument if y is not height +
+/// top + bottom by width + left + right.
 Tensor crop_padding(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
                     std::int64_t height, std::int64_t width);
-/// The adjoint of crop_padding(), for a gradient of its result: 0 at the padding. `y`: the layout of its
-/// argument y. Pass the same manager to use the plan of that call again. Throws layout if dy does not have
-/// the layout of the result: `crop_padding_adjoint: dy is (…); expected …`.
+/// The adjoint of crop_padding(): takes a gradient of its result, and gives a gradient that is 0 at the
+/// padding. `y`: the layout of the argument y of crop_padding(). Pass the same manager to use the plan of
+/// crop_padding() again. Throws layout if dy does not have the layout of the result: `crop_padding_adjoint:
+/// dy is (…); expected …`.
 Tensor crop_padding_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y,
                             const DomainManager& manager = {});
 /// crop_padding() and its adjoint, under the names that they have in the domain-parallel code of weather
@@ -123,9 +124,9 @@ inline Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding&
   return crop_padding_adjoint(dy, padding, y, manager);
 }
 
-/// reduce_gradients() (weft/dp/reduce_gradients.hpp) of the model's trained parameters over the axes: sums
-/// gradients that are Partial there. Collective. Throws the errors of reduce_gradients(), and bad_argument if
-/// a parameter has no gradient.
+/// Calls reduce_gradients() (weft/dp/reduce_gradients.hpp) for the model's trained parameters over the axes:
+/// sums gradients that are Partial on these axes. Collective. Throws the errors of reduce_gradients(), and
+/// bad_argument if a parameter has no gradient.
 void sync_domain_gradients(Module& model, const DomainManager& manager);
 
 }  // namespace weft

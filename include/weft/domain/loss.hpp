@@ -6,11 +6,12 @@
 
 namespace weft {
 
-/// loss = Σ weight[row] (y − target)² / (the number of elements of the whole y), as one number of f64,
+/// loss = Σ weight[row] (y − target)² / (the number of elements of the global y), one f64 number that is
 /// Partial(sum) on the axes that cut y. Inputs: y and target: (batch, channels, height, width), f32, with the
-/// same layout; and optionally weights: (height), of rows of latitude, sharded like the height. backward
-/// takes d(loss), f64 (1), or an empty list for 1, and gives dy. No communication. For any other shape, and
-/// for batches that are processed in parts, use MeanSquaredError (weft/nn/loss.hpp), whose count is an input.
+/// same layout; and optionally weights: (height), one for each row of latitude, sharded like the height.
+/// backward takes d(loss), f64 (1), or an empty list that means 1, and gives dy. No communication. For other
+/// shapes, and for batches that are processed in parts, use MeanSquaredError (weft/nn/loss.hpp), which gets
+/// the number of elements as an input.
 class MapSquaredError : public Module {
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

@@ -1,5 +1,5 @@
 // A bucket hook replaces a bucket's all-reduce: by compression, or by a reduction of the program's own. Used
-// by the thread of the rank that owns the BucketReducer.
+// by the thread that owns the BucketReducer.
 #pragma once
 
 #include <cstddef>
@@ -18,29 +18,31 @@ namespace weft {
 /// A bucket whose gradients are all ready. Valid until the finish() of its step returns; `data` has the same
 /// address in every step.
 struct ReadyBucket {
-  std::size_t number;                    ///< in the order in which buckets are sent: the same on all ranks
-  TensorView data;                       ///< (count): its gradients one after the other, zeros between them
-  ReduceOp op;                           ///< its reduction over the ranks: sum, or avg
-  std::span<const std::size_t> members;  ///< its gradients, as the reducer numbers them
+  /// the bucket's number in the order in which buckets are sent; the same on all ranks
+  std::size_t number;
+  /// (count): the bucket's gradients one after the other, zeros between them
+  TensorView data;
+  ReduceOp op;                           ///< the reduction over the ranks: sum, or avg
+  std::span<const std::size_t> members;  ///< the bucket's gradients, as the reducer numbers them
   ProcessGroup& group;                   ///< the group of the ranks that reduce
   Stream stream;                         ///< on a device: the stream for calls on `group` and for queued work
 };
 
-/// PyTorch calls it a communication hook of DDP. Both functions are called for every bucket in every step, in
-/// the same order on all ranks. Neither is called with one rank, if nothing is reduced, or for an empty
-/// bucket.
+/// The functions of a bucket hook; PyTorch calls it a communication hook of DDP. Both functions are called
+/// for every bucket in every step, in the same order on all ranks. They are not called with one rank, if
+/// nothing is reduced, or for an empty bucket.
 ///
-/// ready() or finish() of the reducer passes on an exception of start() or finish(); the reducer cannot be
-/// used any more. The other ranks do not wait: their group is aborted, `bucket_reducer: the hook "top_k"
-/// failed: …`.
+/// If start() or finish() throws, ready() or finish() of the reducer passes the exception on, and the reducer
+/// cannot be used any more. The other ranks do not wait: their group is aborted, with the text
+/// `bucket_reducer: the hook "top_k" failed: …`.
 struct BucketHook {
-  std::string name{};  ///< for error texts; all ranks must give the same name, and compare it. Empty: no hook
-  /// Begins the reduction of bucket.data, by any calls on bucket.group; returns the last of these Works, or
-  /// an empty Work if all is done already. It may be called between two kernels of a backward pass, so time
-  /// for which it waits is not overlapped.
+  std::string name{};  ///< for error texts; ranks compare it, and must give the same name. Empty: no hook
+  /// Begins the reduction of bucket.data, by any calls on bucket.group. Returns the Work of the last call, or
+  /// an empty Work if the reduction is done already. It may be called between two kernels of a backward pass;
+  /// the pass stops while this function waits.
   std::function<Work(const ReadyBucket& bucket)> start{};
-  /// Called once that Work is done (on a device: ordered after it); it must leave the result in bucket.data.
-  /// May be empty.
+  /// Called when the Work of start() is done (on a device: ordered after that Work); it must leave the result
+  /// in bucket.data. May be empty.
   std::function<void(const ReadyBucket& bucket)> finish{};
 };
 

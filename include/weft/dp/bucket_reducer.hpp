@@ -42,7 +42,7 @@ struct BucketOptions {
 
 /// While a NoSync exists, backward passes only accumulate: gradients that become ready are not reduced.
 /// no_sync() of a BucketReducer, a GradientReducer or a FullySharded makes one; it may outlive that object.
-/// Several may nest. Use one in a scope:
+/// Several NoSyncs may nest. Use a NoSync in a scope:
 ///
 ///   { const NoSync off = reducer.no_sync();  … micro-batches but the last … }
 ///   … the last micro-batch …   reducer.finish();
@@ -75,14 +75,15 @@ class [[nodiscard]] NoSync {
 /// gradient that fills a bucket alone is reduced in place.
 ///
 /// To accumulate several micro-batches, add to the gradients, and call ready() only in the last micro-batch,
-/// or in all of them with no_sync() around those before the last. Between ready(i) and the end of finish()
-/// gradient i belongs to the reduction: neither read nor write it.
+/// or call it in all micro-batches, with no_sync() around those before the last. Between ready(i) and the end
+/// of finish() gradient i belongs to the reduction: neither read nor write it.
 ///
 /// On a device: gradients are the values that the stream of options.compute has written. Before ready(i) the
 /// program must queue on that stream all work that writes gradient i; work that it queues after finish()
-/// reads the reduced gradients. The host does not wait for reductions, except in the small exchange after
-/// them that compares the missing gradients (Unused::error) and in the first step; a later ready() or
-/// finish(), or a wait for the stream, throws a failure. Bound memory must be ordered on that stream, too.
+/// reads the reduced gradients. The host does not wait for reductions, except in the first step, and in the
+/// small exchange after the reductions that compares the missing gradients (Unused::error). If a reduction
+/// fails, a later ready() or finish(), or a wait for the stream, throws the error. Bound memory must be
+/// ordered on that stream, too.
 ///
 /// Gradients are reduced over all ranks of `axes`, a mesh of one or more axes. With one rank nothing moves.
 ///
@@ -96,8 +97,8 @@ class BucketReducer {
   /// entries and the options of all ranks; if they differ, all ranks throw mismatch that names the first
   /// different entry. Throws bad_argument for an empty mesh, a count below 0, bucket_bytes below 1, a
   /// reduction other than sum and avg, a dtype that is not floating, a bucket whose bytes do not fit 64 bits,
-  /// or a hook without name or start. Unless the mesh is empty, this rank then waits, at most its deadline,
-  /// until the other ranks compare; they throw `bucket_reducer: dp rank 1 failed: …`.
+  /// or a hook without name or start. Before it throws, this rank waits, at most its deadline, until the
+  /// other ranks compare (unless the mesh is empty); they throw `bucket_reducer: dp rank 1 failed: …`.
   BucketReducer(DeviceMesh axes, std::vector<BucketEntry> entries, const BucketOptions& options = {});
   /// If a reduction is still in flight, the group of the axes fails.
   ~BucketReducer();
@@ -106,17 +107,17 @@ class BucketReducer {
 
   std::size_t size() const noexcept;
   const BucketEntry& entry(std::size_t i) const;
-  /// Where gradient i lies in its bucket: (count) elements of shared memory, zeros at first. Valid as long as
-  /// the reducer, but not after bind(i), which may free it.
+  /// The memory of gradient i in its bucket: (count) elements of shared memory, zeros at first. Valid as long
+  /// as the reducer, but not after bind(i), which may free the memory.
   TensorView slot(std::size_t i) const;
   /// The slot of gradient i as a tensor that keeps the bucket's memory alive. Throws bad_argument if i is
   /// bound.
   Tensor tensor(std::size_t i) const;
   /// From now on gradient i lies in the caller's memory: `data` must have entry(i).count elements of its
-  /// dtype and be contiguous. The caller keeps `data` alive as long as the reducer, or until gradient i is
-  /// bound again. All ranks must bind the same entries. Throws bad_argument if `data` does not fit, has no
-  /// memory, is not aligned for its dtype, or overlaps a slot of this reducer or memory bound to another
-  /// entry; also between ready(i) and finish(). In the first step the other ranks are notified as by the
+  /// dtype and be contiguous. The caller must keep `data` alive as long as the reducer, or until gradient i
+  /// is bound again. All ranks must bind the same entries. Throws bad_argument between ready(i) and finish(),
+  /// and if `data` does not fit, has no memory, is not aligned for its dtype, or overlaps a slot of this
+  /// reducer or memory bound to another entry. In the first step the other ranks are notified as by the
   /// constructor. In later steps they are not notified: then call finish() in the exception handler. finish()
   /// throws on all ranks, because nobody made gradient i ready (Unused::error).
   void bind(std::size_t i, const TensorView& data);
@@ -143,10 +144,9 @@ class BucketReducer {
   /// `bucket_reducer: nobody made ready "a" on dp rank 1; …`; the values of this step are then not usable.
   void finish();
 
-  /// Sets a digest that the ranks compare with each all-reduce that is posted from now on, at no cost; if it
-  /// differs, all ranks throw mismatch. It represents the origin of the values whose gradients these are: a
-  /// seed, or the settings of an optimizer. 0, the initial value: nothing is compared. With a hook nothing is
-  /// compared, either.
+  /// Sets a digest of the origin of the parameters' values: of a seed, or of the settings of an optimizer.
+  /// The ranks compare it in each later all-reduce, at no cost; if it differs, all ranks throw mismatch. With
+  /// 0, the initial value, and with a hook, the ranks compare nothing.
   void set_history(std::uint64_t digest) noexcept;
 
   /// Bytes of each bucket, in the order they are posted.

@@ -17,34 +17,35 @@ enum class NonFinite : unsigned char {
   skip,
 };
 
-/// (Σ |g|^p)^(1/p) over every element of every gradient, each counted once: a shard on its rank, a replica on
-/// the rank whose coordinates on the replicating axes are 0. p >= 1, or infinity for the largest magnitude.
-/// Empty shards contribute nothing. Sums are made in f64 and combined in rank order, so the result has the
-/// same bits on every rank of the mesh. NaN if any element on any rank is NaN, otherwise infinity if any is
-/// infinite.
+/// Returns (Σ |g|^p)^(1/p) over every element of every gradient. Each element counts once: a shard on its
+/// rank, a replica on the rank whose coordinates on the replicating axes are 0. p >= 1, or infinity for the
+/// largest magnitude. Empty shards contribute nothing. Sums are made in f64 and combined in rank order, so
+/// the result has the same bits on every rank of the mesh. The result is NaN if any element on any rank is
+/// NaN; otherwise it is infinity if any element is infinite.
 ///
 /// Costs one small all-gather per root mesh of more than one rank. All ranks of a root mesh must give the
 /// same gradients in the same order, and the same p. Otherwise all of them throw mismatch that names the
-/// first gradient which differs in name, dtype or layout, or the different arguments. (A rank with no
-/// gradient of a mesh at all does not take part: the others get a timeout that names it.) Gradients without a
-/// layout count on this rank alone, so the norm differs between ranks.
+/// first gradient which differs in name, dtype or layout, or the different arguments. (A rank that gives no
+/// gradient of a mesh does not take part: the other ranks get a timeout that names it.) Gradients without a
+/// layout count on this rank alone, so with them the norm differs between ranks.
 ///
 /// Throws layout, naming gradient and axis, if a gradient is still Partial; bad_argument for p < 1; also the
 /// errors of check_gradients().
 ///
 /// A mistake on one rank alone is an error of the same code on all ranks: `grad_norm: dp rank 1 failed: …`.
 ///
-/// `compute`: the Compute whose threads read the gradients; null: the calling thread does. The number of
-/// threads changes no bit. If the Compute belongs to a device, all gradients must be on that device, with the
-/// values that its stream has written; its GradientKernels (weft/dp/kernels.hpp) do the work. The host waits
-/// once, for the sums; it does not wait for the scaling by clip_grad_norm().
+/// `compute`: the Compute whose threads read the gradients; null: the calling thread does. The result has the
+/// same bits with any number of threads. If the Compute belongs to a device, all gradients must be on that
+/// device, with the values that the Compute's stream has written; the device's GradientKernels
+/// (weft/dp/kernels.hpp) do the work. The host waits once, for the sums; it does not wait for the scaling by
+/// clip_grad_norm().
 double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* compute = nullptr);
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before that. Throws the
-/// errors of grad_norm(), and bad_argument if max_norm is <= 0 or NaN. Ranks compare max_norm and non_finite
-/// like p; if these differ, no gradient is scaled. With NonFinite::error a norm that is not finite throws
-/// bad_argument on every rank: the text names the ranks, and this rank's gradients that are not finite.
-/// Error::ranks() are those ranks, in the numbering of the group of which the meshes were made.
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before the scaling. Throws
+/// the errors of grad_norm(), and bad_argument if max_norm is <= 0 or NaN. Ranks compare max_norm and
+/// non_finite like p; if these differ, no gradient is scaled. With NonFinite::error a norm that is not finite
+/// throws bad_argument on every rank: the text names the ranks, and this rank's gradients that are not
+/// finite. Error::ranks() are those ranks, in the numbering of the group of which the meshes were made.
 /// Error::ranks() is empty if the ranks belong to several groups, which the text names. If only gradients
 /// without a layout are not finite, only their rank throws, and Error::ranks() is also empty.
 ///

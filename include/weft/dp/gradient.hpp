@@ -11,12 +11,13 @@
 
 namespace weft {
 
-/// Borrowed: the caller keeps the memory, the name and the mesh of the layout alive until the call returns.
+/// Borrowed: the caller must keep the memory, the name and the mesh of the layout alive until the call
+/// returns.
 struct Gradient {
   std::string_view name;  ///< for error texts: "layers.0.mlp.up_proj.weight"
-  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). It lies on the host; if a
-  /// function gets a Compute of a device, on that device, with the values that the stream of the Compute has
-  /// written.
+  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). It lies on the host. But
+  /// if a function gets a Compute of a device, it lies on that device, with the values that the stream of the
+  /// Compute has written.
   TensorView data;
   /// The layout of the elements over the mesh; null: only this rank has them. Functions that reduce a
   /// gradient change its layout.
@@ -26,19 +27,20 @@ struct Gradient {
 /// The shape of this rank's part. Throws bad_argument if `layout` is null.
 const Shape& local_shape_of_gradient(std::string_view name, const LayoutRef& layout);
 
-/// A gradient; this rank's part of it begins at `data`: T is double, float, bf16 or f16. Throws bad_argument
-/// if `layout` is null, because the length is then unknown: write Gradient{"bias", view(vector)}.
+/// Makes a Gradient whose part on this rank begins at `data`. T is double, float, bf16 or f16. Throws
+/// bad_argument if `layout` is null, because the length is then unknown: write Gradient{"bias",
+/// view(vector)}.
 template <class T>
 Gradient make_gradient(std::string_view name, T* data, const LayoutRef& layout) {
   return {name, view(data, local_shape_of_gradient(name, layout)), layout};
 }
 
-/// Throws if the functions cannot work on a gradient: bad_argument for a dtype, device or strides other than
-/// those above, elements without memory (`has no memory`), memory not aligned for the dtype, negative
-/// extents, and two gradients that overlap (give a tied weight only once); layout if its shape is not
+/// Throws if a gradient does not meet the rules above. Throws bad_argument for a wrong dtype, device or
+/// strides, elements without memory (`has no memory`), memory not aligned for the dtype, negative extents,
+/// and two gradients that overlap (give a tied weight only once). Throws layout if the shape is not
 /// layout->local_shape(): `grad_norm: the gradient of "w" is (3, 4); (7, 4) as [dp: Shard(0)] is (4, 4) on
-/// this rank`. `what` names the caller; the gradients must be on the device of `compute`, or, if it is null,
-/// on the host.
+/// this rank`. `what` names the caller. The gradients must be on the device of `compute`, or on the host if
+/// `compute` is null.
 void check_gradients(std::string_view what, std::span<const Gradient> gradients,
                      const Compute* compute = nullptr);
 

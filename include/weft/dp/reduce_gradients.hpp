@@ -1,5 +1,5 @@
-// reduce_gradients() reduces complete gradients: the layout of each decides its reduction on every axis of a
-// mesh. Collective among the ranks of the axes.
+// reduce_gradients() reduces complete gradients: the layout of a gradient decides its reduction on every axis
+// of a mesh. Collective among the ranks of the axes.
 #pragma once
 
 #include <optional>
@@ -16,25 +16,25 @@ enum class OnDrift : unsigned char { error, average };
 
 struct ReduceOptions {
   /// The subset of the call's axes whose ranks saw different data: it is an error if a gradient is Replicate
-  /// on one of them. A sub-mesh, mesh["dp"] or mesh[{"dp", "cp"}]; an empty mesh means none.
+  /// on one of these axes. A sub-mesh, mesh["dp"] or mesh[{"dp", "cp"}]; an empty mesh means none.
   DeviceMesh data_axes = {};
   OnDrift on_drift = OnDrift::error;
   /// How far a replica's gradient may be from the average, relative to its largest element; 0: replicas must
-  /// be equal. Unset: 1024 units in the last place for f64 and f32, 4 for bf16 and f16. If all ranks run the
-  /// same kernel on the same bits, the difference is 0. With another number of threads a kernel sums in
-  /// another order, which changes a sum of a million products by some hundred units in the last place.
+  /// be equal. Unset: 1024 units in the last place for f64 and f32, 4 units for bf16 and f16. If all ranks
+  /// run the same kernel on the same bits, the difference is 0. With another number of threads a kernel sums
+  /// in another order, which changes a sum of a million products by some hundred units in the last place.
   /// Gradients in bf16 or f16 are summed in f32 and then rounded once.
   std::optional<double> tolerance = std::nullopt;
-  /// The Compute whose threads pack and unpack; null: the calling thread does. The number of threads changes
-  /// no bit, and may differ between ranks. If the Compute belongs to a device, all gradients must be on that
-  /// device, with the values that its stream has written; results are ordered on that stream, too. The host
-  /// waits for collectives, and once for each flat buffer that is averaged; it compares copies of the
-  /// replicas.
+  /// The Compute whose threads pack and unpack; null: the calling thread packs and unpacks. The number of
+  /// threads may differ between ranks; it does not change the results. If the Compute belongs to a device,
+  /// all gradients must be on that device, with the values that the Compute's stream has written; results are
+  /// ordered on that stream, too. The host waits for collectives, and once for each flat buffer that is
+  /// averaged; it compares copies of the replicas.
   Compute* compute = nullptr;
 };
 
-/// Reduces gradients in place. The placement of each gradient on each axis of `axes` (one or more axes of the
-/// gradients' root, or the root itself) decides what is done, never its name:
+/// Reduces gradients in place. On each axis of `axes` (one or more axes of the gradients' root, or the root
+/// itself), the placement of a gradient decides what is done with it; the gradient's name does not matter:
 ///
 ///   Shard         left alone: each rank has the whole gradient of its own part
 ///   Partial(sum)  summed: each rank used the weight for its own data, or for its own part of the work
@@ -51,16 +51,17 @@ struct ReduceOptions {
 /// all-reduce for each reduction, dtype and set of axes that occur, through flat buffers in shared memory;
 /// all of them run concurrently: a gradient that is Partial(sum) on dp and tp is summed over both at once. If
 /// a gradient is summed on one axis and averaged on another, or its replicas differ as well, its reductions
-/// wait for each other: replicas first, then sums, then averages.
+/// follow one another: first replicas, then sums, then averages.
 ///
 /// All ranks must give the same gradients in the same order, and the same options. Otherwise all ranks throw
 /// mismatch before any gradient changes; the text names the first gradient that differs in name, dtype or
 /// layout. Stages of a pipeline have different gradients, so leave the axis of the stages out of `axes`.
 /// Throws layout for Partial(min) and Partial(max), for a gradient without a layout on axes of several ranks,
-/// and for one with a layout over another mesh; bad_argument if options.data_axes has an axis that `axes`
-/// does not have, or if `axes` has more than 63 axes; also the errors of check_gradients(). A mistake on one
-/// rank alone is an error of the same code on all ranks: `reduce_gradients: dp rank 1 failed: …`. Afterwards
-/// all gradients that are not sharded on the axes are Replicate on them, and their `layout` says so.
+/// and for a gradient with a layout over another mesh; bad_argument if options.data_axes has an axis that
+/// `axes` does not have, or if `axes` has more than 63 axes; also the errors of check_gradients(). A mistake
+/// on one rank alone is an error of the same code on all ranks: `reduce_gradients: dp rank 1 failed: …`.
+/// Afterwards all gradients that are not sharded on the axes are Replicate on these axes, and their `layout`
+/// says so.
 ///
 ///   reduce_gradients(gradients, mesh, {.data_axes = mesh["dp"]});
 void reduce_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,

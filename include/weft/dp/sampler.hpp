@@ -1,4 +1,5 @@
-// Which samples make up each global batch, and which of them a rank reads. Pure arithmetic, any thread.
+// Determines which samples make up each global batch, and which of these samples a rank reads. Pure
+// arithmetic, any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,18 +14,19 @@ namespace weft {
 /// ranks; each data rank reads a contiguous part of it. Only the coordinate on the data axis decides which
 /// part, so tensor-parallel peers read the same samples.
 ///
-/// With up to 64 samples, all orders of a round are equally likely: they are drawn without replacement (R.
-/// Fisher, F. Yates; R. Durstenfeld, "Algorithm 235: Random Permutation", 1964), again for each batch, in
-/// some microseconds. With more samples, a sample's number passes through a Feistel network until the result
-/// falls into the range (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002): no
-/// table, any population, and orders that cannot be distinguished from equally likely ones.
+/// With up to 64 samples, all orders of a round are equally likely: the order is drawn without replacement
+/// (R. Fisher, F. Yates; R. Durstenfeld, "Algorithm 235: Random Permutation", 1964), again for each batch,
+/// which takes some microseconds. With more samples, a sample's number passes through a Feistel network until
+/// the result falls into the range (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
+/// 2002): this needs no table, works for any population, and gives orders that cannot be distinguished from
+/// equally likely orders.
 class Sampler {
  public:
   /// `axis`: the data axis. Throws bad_argument if the axis is empty, if a size is not positive, or if the
   /// batch has fewer samples than the axis has ranks: `sampler: a global batch of 3 leaves some of 4 data
   /// ranks without a sample`.
   Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
-  /// Without a mesh: for part `index` of `parts`.
+  /// A sampler without a mesh: for part `index` of `parts`.
   Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
 
   /// The sample numbers of the global batch of a step, and of this rank's part of it. Throw bad_argument for
@@ -41,7 +43,7 @@ class Sampler {
   std::int64_t population_, global_batch_;
   std::uint64_t seed_;
   Chunk part_;
-  int half_bits_;  // the network permutes numbers of twice as many bits
+  int half_bits_;  // the network permutes numbers of 2 * half_bits_ bits
 };
 
 }  // namespace weft

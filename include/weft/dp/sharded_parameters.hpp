@@ -1,4 +1,4 @@
-// Tensors of which each rank keeps a part, and holds the global tensor only while it computes with it: the
+// Tensors of which each rank keeps a part; a rank holds the global tensor only while it computes with it: the
 // arithmetic and the transfers of fully sharded data parallelism, on any memory. Used by one thread per rank.
 #pragma once
 
@@ -22,10 +22,11 @@ namespace weft {
 struct ShardEntry {
   std::string name;  ///< for error texts
   /// The layout of the whole tensor, with which a rank computes: Replicate on the axes that will cut it and
-  /// on those that replicate it. Other axes may cut it (tensor parallelism): then "the whole" is this rank's
-  /// tensor-parallel part.
+  /// on those that replicate it. Other axes may cut the tensor (tensor parallelism): then "the whole tensor"
+  /// means this rank's tensor-parallel part.
   LayoutRef layout = nullptr;
-  DType dtype = DType::f32;  ///< of the values; gradients have the dtype ShardedParametersOptions::gradient
+  /// the dtype of the values; gradients have the dtype ShardedParametersOptions::gradient
+  DType dtype = DType::f32;
 };
 
 struct ShardedParametersOptions {
@@ -46,10 +47,10 @@ struct ShardedParametersOptions {
 
 /// A list of tensors, each cut along its dimension 0 over all ranks of some axes, inside the cuts of all
 /// other axes: the layout of a shard is layout->shard_inside(axes, 0), so a gather over the axes gives
-/// exactly the tensor-parallel part. (PyTorch: what FSDP2 calls a parameter group; its shards are Shard(0)
-/// likewise.) If the rows do not divide evenly, the first size % n ranks have one row more; with fewer rows
-/// than ranks the last ranks have none. Nothing is padded: blocks of different lengths are sent by
-/// all_gather_v and reduce_scatter_v.
+/// exactly the tensor-parallel part. (FSDP2 of PyTorch calls this a parameter group; its shards are also
+/// Shard(0).) If the rows do not divide evenly, the first size % n ranks have one row more; with fewer rows
+/// than ranks the last ranks have none. Nothing is padded: all_gather_v and reduce_scatter_v send blocks of
+/// different lengths.
 ///
 ///   ShardedParameters shards(mesh["dp"], {{"w", layout}, {"b", layout_of_b}});
 ///   Tensor buffer = shards.unshard({w, b});                      // views of what this rank keeps
@@ -60,18 +61,18 @@ struct ShardedParametersOptions {
 /// and read this memory directly: a rank's part is copied into the buffer once, and nothing else is copied.
 /// To reshard, release the Tensor.
 ///
-/// Collective over the axes; ranks begin transfers, of all lists over these axes, in the same order. Any
-/// number may be in flight. The first transfer compares the lists and the options of all ranks; if they
-/// differ, all ranks throw mismatch that names the first different entry.
+/// Collective over the axes; all ranks must begin the transfers of all lists over these axes in the same
+/// order. Any number of transfers may be in flight. The first transfer compares the lists and the options of
+/// all ranks; if they differ, all ranks throw mismatch that names the first different entry.
 ///
-/// On a device: transfers are ordered on the stream of options.compute, and the host does not wait for it;
-/// conversions are `unsupported` on a device.
+/// On a device: transfers are ordered on the stream of options.compute, and the host does not wait for that
+/// stream; conversions are `unsupported` on a device.
 class ShardedParameters {
  public:
   /// No communication. Throws bad_argument for an empty mesh, an axis that both replicates and shards,
   /// alone_bytes below 1, a dtype of gradients that is not floating, and a tensor without dimensions:
-  /// `sharded_parameters: "w" is a scalar; it has no dimension to cut`; layout if an entry has no layout, or
-  /// one that is not Replicate on the axes, naming it.
+  /// `sharded_parameters: "w" is a scalar; it has no dimension to cut`; throws layout, naming the entry, if
+  /// an entry has no layout, or if its layout is not Replicate on the axes.
   ShardedParameters(DeviceMesh shard, std::vector<ShardEntry> entries,
                     const ShardedParametersOptions& options = {});
   ~ShardedParameters();
@@ -84,14 +85,15 @@ class ShardedParameters {
   const ShardEntry& entry(std::size_t i) const;
   const LayoutRef& whole_layout(std::size_t i) const;
   const LayoutRef& shard_layout(std::size_t i) const;
-  /// The part of tensor i that `rank` of the axes keeps, as ranges of elements of the whole, in order: one
-  /// range, or one for each segment of dimension 0. A range may be empty.
+  /// The part of tensor i that `rank` of the axes keeps, as ranges of elements of the whole tensor, in order:
+  /// one range, or one for each segment of dimension 0. A range may be empty.
   std::vector<Chunk> ranges(std::size_t i, int rank) const;
   /// The number of elements of that part.
   std::int64_t shard_count(std::size_t i, int rank) const;
-  /// Bytes that this rank receives from others in an unshard: whole - shard. A reduce_scatter sends the same
-  /// number of elements, of dtype options.reduce, if its algorithm sends each element once. Counts only the
-  /// axes that shard, without those that replicate.
+  /// Bytes that this rank receives from other ranks in an unshard: those of the whole tensors, minus those of
+  /// this rank's shards. A reduce_scatter sends the same number of elements, of dtype options.reduce, if its
+  /// algorithm sends each element once. Both functions count only transfers over the axes that shard, not
+  /// over axes that replicate.
   std::int64_t unshard_bytes() const noexcept;
   std::int64_t reduce_bytes() const noexcept;
 
@@ -101,21 +103,21 @@ class ShardedParameters {
   Tensor make_whole() const;
   /// The bytes of that memory.
   std::int64_t whole_bytes() const noexcept;
-  /// Tensor i in such memory, with whole_layout(i).
+  /// Tensor i in memory of make_whole(), with whole_layout(i).
   Tensor whole(std::size_t i, const Tensor& buffer) const;
   /// Begins to gather all whole tensors; finish() returns the buffer: `into`, made by make_whole(), or a new
   /// buffer. `shards` are the parts that this rank keeps, with the dtypes of the entries; they have been
-  /// copied when this returns. Throws bad_argument if a view does not fit, naming the entry.
+  /// copied when the function returns. Throws bad_argument if a view does not fit, naming the entry.
   Transfer start_unshard(std::span<const ConstTensorView> shards, Tensor into = {});
   Tensor unshard(std::span<const ConstTensorView> shards, Tensor into = {}) {
     return start_unshard(shards, std::move(into)).finish();
   }
-  /// Like the function above, into the caller's memory, which must stay alive until finish(): `wholes` have
-  /// the shapes of the whole tensors. finish() returns an empty Tensor.
+  /// Like the function above, but into the caller's memory `wholes`, which must stay alive until finish(),
+  /// and has the shapes of the whole tensors. finish() returns an empty Tensor.
   Transfer start_unshard(std::span<const ConstTensorView> shards, std::span<const TensorView> wholes);
-  /// Sets a digest of the origin of the parts that are gathered from now on: a seed, or the settings of an
-  /// optimizer. The first unshard compares the digests of the ranks that have one; later calls compare them
-  /// at no cost. If they differ, all ranks throw mismatch. 0, the initial value: not known.
+  /// Sets a digest of the origin of the parts that are gathered from now on: of a seed, or of the settings of
+  /// an optimizer. The first unshard compares the digests of the ranks that have one; later calls compare
+  /// them at no cost. If they differ, all ranks throw mismatch. 0, the initial value: not known.
   void set_history(std::uint64_t digest) noexcept;
   /// Copies this rank's part out of each whole tensor. No communication.
   void reshard(std::span<const ConstTensorView> wholes, std::span<const TensorView> shards) const;

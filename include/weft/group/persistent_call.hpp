@@ -19,12 +19,12 @@ namespace detail {
 Work start_all(std::span<PersistentCall* const> calls);
 }
 
-/// A persistent operation, as MPI calls it: made by ProcessGroup::make() or by one of the functions beside
-/// it. Move-only. Making one is local: arguments are checked there, with the texts of the plain call, and
-/// nothing is sent. Each start() is then a call of the group like any other: it is numbered, compared with
-/// what the other ranks call, traced and timed, and a plain all_reduce of one rank may meet one that another
-/// rank has started. A start costs less than a plain call, because nothing is checked again, and it does not
-/// allocate (except for a recv from any_source).
+/// A persistent operation, as MPI calls it, made by ProcessGroup::make() or by a make_… function such as
+/// make_all_reduce(). Move-only. These functions check the arguments, with the error texts of the plain call,
+/// and do not communicate. Each start() is then a call of the group like any other: it is numbered, compared
+/// with the calls of the other ranks, traced and timed. One rank may start a persistent all_reduce while
+/// another rank makes a plain one. A start costs less than a plain call, because it does not check the call
+/// again, and it does not allocate (except for a recv from any_source).
 ///
 /// The caller must keep the buffers alive, at the same addresses, and the function of ReduceOp::user, until
 /// the PersistentCall is destroyed and its last Work is done. weft copies lists of blocks. A PersistentCall
@@ -45,7 +45,7 @@ class PersistentCall {
   /// or has left the group; or if this PersistentCall is empty (made by default, moved from). Throws the
   /// group's first cause if the group has failed.
   Work start();
-  /// The operation; Op::none if this is empty.
+  /// The operation; Op::none if this PersistentCall is empty.
   Op op() const noexcept;
   explicit operator bool() const noexcept { return prepared_ != nullptr; }
 
@@ -57,13 +57,14 @@ class PersistentCall {
   std::shared_ptr<detail::PreparedCall> prepared_;
 };
 
-/// Starts all of them as one, as ProcessGroup::coalesced() begins a list of calls: begun together, done when
-/// all of them are. So a send and a receive that neighbours start are no deadlock on any transport
-/// (MPI_Startall, and on streams ncclGroupStart). All are of one group. The order of the collectives among
-/// them must be the same on all ranks. At most 64 are in flight at once; the rest begin as earlier ones end.
+/// Starts several calls as one, as ProcessGroup::coalesced() begins a list of calls: they begin together, and
+/// the Work is done when all of them are done. So neighbours that start a send and a receive do not deadlock,
+/// on any transport (compare MPI_Startall, and ncclGroupStart on streams). All calls must be of one group,
+/// and the order of the collectives among them must be the same on all ranks. At most 64 calls are in flight
+/// at once; the others begin when earlier ones end.
 ///
-/// Throws bad_argument, and nothing is sent, where start() of one of them would, where one is there twice,
-/// and where one is of another group. If one cannot be sent after others were sent, the group fails.
+/// Throws bad_argument, and sends nothing, if start() of one call would throw it, if a call is in the list
+/// twice, or if a call is of another group. If a call cannot be sent after others were sent, the group fails.
 Work start_all(std::span<PersistentCall> calls);
 template <std::same_as<PersistentCall>... Calls>
 Work start_all(PersistentCall& first, Calls&... calls) {

@@ -26,15 +26,15 @@ class UserNumbers;
 /// communication overlaps computation.
 enum class Progress : std::uint8_t { caller, thread };
 
-/// The members of a group and how it behaves. All ranks give the same values, except `rank` and
+/// The members of a group, and its settings. All ranks must give the same values, except for `rank` and
 /// `process_rank`.
 struct Membership {
   std::shared_ptr<Store> store;
   int rank = 0;
   int size = 1;  ///< at most kMaxRanks
   std::string name = "world";
-  Duration deadline = std::chrono::minutes(5);  ///< of each call, and of the group's creation
-  /// the number of this rank within its process (threads as ranks); -1: same as `rank`
+  Duration deadline = std::chrono::minutes(5);  ///< the deadline of each call, and of the group's creation
+  /// the number of this rank within its process, if threads are ranks; -1: equal to `rank`
   int process_rank = -1;
   Progress progress = Progress::caller;
 
@@ -49,11 +49,10 @@ struct Membership {
   static Membership from_env(Context& context, Duration deadline = std::chrono::minutes(5));
 };
 
-/// A group of ranks. Move-only handle. Collectives must be called in the same order by all ranks of the
-/// group; point to point is ordered per (source, destination, tag) only. Several threads may call functions
-/// of a group, but then the callers must ensure the order of collectives. Destroying the handle leaves the
-/// group: peers that still wait for this rank get peer_lost. leave() also compares the last calls of the
-/// ranks.
+/// A group of ranks. Move-only handle. All ranks of the group must call collectives in the same order;
+/// messages are ordered only per (source, destination, tag). Several threads may call functions of a group,
+/// but then the program must ensure the order of collectives. Destroying the handle leaves the group: peers
+/// that still wait for this rank get peer_lost. leave() also compares the last calls of the ranks.
 ///
 /// If an argument is wrong, every function throws bad_argument before it sends anything; the text names the
 /// argument. Buffers are made from vectors, arrays and other contiguous ranges, variables, views, Tensors or
@@ -61,13 +60,13 @@ struct Membership {
 /// call must have one dtype, and lie in memory that the backend moves. Every function of an empty handle
 /// (made by default, moved from, or of a rank outside a split) throws bad_argument.
 ///
-/// Calls in place. all_reduce, scan, exscan, reduce and broadcast: `in` and `out` are the same view, or there
-/// is one argument, `x`. all_gather(_v), and gather at the root: `in` is block rank() of `out`.
-/// reduce_scatter(_v), and scatter at the root: `out` is block rank() of `in`. Any other overlap gives
-/// bad_argument.
+/// Calls in place: for all_reduce, scan, exscan, reduce and broadcast, `in` and `out` may be the same view,
+/// or the program passes one argument, `x`. For all_gather(_v), and gather at the root, `in` may be block
+/// rank() of `out`. For reduce_scatter(_v), and scatter at the root, `out` may be block rank() of `in`. Any
+/// other overlap gives bad_argument.
 ///
-/// Operations that the transport lacks are composed from others, with the same results; an operation that
-/// cannot be composed is `unsupported` (docs/support.md).
+/// weft composes an operation that the transport lacks from other operations, with the same results; an
+/// operation that cannot be composed is `unsupported` (docs/support.md).
 class ProcessGroup {
  public:
   ProcessGroup() = default;
@@ -100,7 +99,7 @@ class ProcessGroup {
   const Traits& traits() const;
   explicit operator bool() const noexcept { return state_ != nullptr; }
 
-  /// out[i] = combination over ranks of in[i]. Counts equal on all ranks.
+  /// out[i] = combination over ranks of in[i]. Counts must be equal on all ranks.
   Work all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return submit(call::all_reduce(in, out, options));
   }
@@ -117,10 +116,10 @@ class ProcessGroup {
   Work reduce(const Buffer& x, int root, const CallOptions& options = {}) {
     return submit(call::reduce(x, root, options));
   }
-  /// out[i] = combination over ranks 0 … rank() of in[i]. Counts equal on all ranks. The result equals that
-  /// of an all_reduce in a group of only these ranks: avg divides by their number, and in canonical order the
-  /// last rank has the bits of all_reduce. The ranks share the work, but together they combine size() / 2
-  /// times as much as in an all_reduce.
+  /// out[i] = combination over ranks 0 … rank() of in[i]. Counts must be equal on all ranks. The result
+  /// equals that of an all_reduce in a group of only these ranks: avg divides by the number of these ranks,
+  /// and in canonical order the last rank gets the same bits as from an all_reduce. The ranks share the work,
+  /// but together they combine size() / 2 times as much as in an all_reduce.
   Work scan(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return submit(call::scan(in, out, options));
   }
@@ -137,7 +136,7 @@ class ProcessGroup {
   Work all_gather(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return submit(call::all_gather(in, out, options));
   }
-  /// Block r of out = in of rank r, which has `out_blocks.counts[r]` elements. All ranks give the same
+  /// Block r of out = in of rank r, which has `out_blocks.counts[r]` elements. All ranks must give the same
   /// counts.
   Work all_gather_v(const ConstBuffer& in, const Buffer& out, const Blocks& out_blocks,
                     const CallOptions& options = {}) {
@@ -165,7 +164,7 @@ class ProcessGroup {
   Work all_to_all(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return submit(call::all_to_all(in, out, options));
   }
-  /// Like all_to_all(), with blocks of any size: `in_blocks.counts[r]` on this rank equals
+  /// Like all_to_all(), but with blocks of any size: `in_blocks.counts[r]` on this rank must equal
   /// `out_blocks.counts[rank()]` on rank r.
   Work all_to_all_v(const ConstBuffer& in, const Buffer& out, const Blocks& in_blocks,
                     const Blocks& out_blocks, const CallOptions& options = {}) {
@@ -179,59 +178,60 @@ class ProcessGroup {
   Work broadcast(const Buffer& x, int root, const CallOptions& options = {}) {
     return submit(call::broadcast(x, root, options));
   }
-  /// Done when all ranks have called it.
+  /// The call is done when all ranks have called barrier().
   Work barrier(const CallOptions& options = {}) { return submit(call::barrier(options)); }
-  /// To rank `dst`, matched by its recv of the same tag. Done when `in` may be reused: above the eager limit
-  /// (shm: 4 KiB) this may be only when the message is matched.
+  /// Sends to rank `dst`, whose recv must have the same tag. The call is done when `in` may be reused; for a
+  /// message above the eager limit (shm: 4 KiB) this may be only when the receiver has the matching recv.
   Work send(const ConstBuffer& in, int dst, const CallOptions& options = {}) {
     return submit(call::send(in, dst, options));
   }
-  /// From rank `src`. A message of another dtype or count is a mismatch.
+  /// Receives from rank `src`. A message of another dtype or count gives mismatch.
   ///
-  /// `any_source`: takes the next message of this tag, whichever rank sent it; Work::source() gives that
-  /// rank. (A tag is always given: there is no receive of any tag.) If a message fits several receives,
-  /// whether they name its source or not, the one that was posted first takes it. If several messages fit a
-  /// receive, it takes the one that arrived first. So the messages of one source and tag are taken in the
-  /// order in which they were sent, and no source waits behind later messages of another. A recv from
-  /// any_source fails when any rank dies, as every call does, and when all other ranks have left the group.
-  /// Over nccl it is `unsupported`.
+  /// With any_source it receives the next message of this tag, whichever rank sent it; Work::source() gives
+  /// that rank. (There is no receive of any tag.) If a message fits several receives, whether they name its
+  /// source or not, the receive that was posted first takes it. If several messages fit a receive, it takes
+  /// the message that arrived first. So messages of one source and tag are taken in the order in which they
+  /// were sent, and a message never waits behind later messages of another source. A recv from any_source
+  /// fails when any rank dies, as every call does, and when all other ranks have left the group. Over nccl it
+  /// is `unsupported`.
   Work recv(const Buffer& out, int src, const CallOptions& options = {}) {
     return submit(call::recv(out, src, options));
   }
 
-  /// The message that a recv of this source (or any_source) and tag would take now: its source, dtype and
-  /// count, whatever its size; nothing if no such message has arrived. The message is not removed: unless
-  /// another thread receives first, a recv of its source and tag takes it. So a program can allocate memory
+  /// Returns source, dtype and count of the message that a recv from `src` (or any_source) with this tag
+  /// would take now, or nothing if no such message has arrived. The message is not removed: a later recv of
+  /// its source and tag takes it, unless another thread receives it first. So a program can allocate memory
   /// for messages of unknown size. Never waits, but takes the next steps of all calls in flight. Throws the
-  /// group's first cause if the group has failed, for example because a rank died. If a rank has left,
-  /// probe() does not throw (wait_message() does), because the rank merely sends no more messages. May be
-  /// called from any thread. The deadline does not apply.
+  /// group's first cause if the group has failed, for example because a rank died. If a rank has left the
+  /// group, probe() does not throw, because the rank merely sends no more messages (but wait_message()
+  /// throws). Any thread may call it. The deadline does not apply.
   std::optional<MessageInfo> probe(int src, const CallOptions& options = {});
   /// Like probe(), but waits until there is such a message, and throws timeout after the deadline. It is a
   /// call of the group, so passing the deadline fails the group.
   MessageInfo wait_message(int src, const CallOptions& options = {});
 
-  /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock. `in`
-  /// and `out` may not overlap.
+  /// Performs a send to `dst` and a receive from `src` at the same time, with the same tag, so that rings
+  /// cannot deadlock. `in` and `out` may not overlap.
   Work send_recv(const ConstBuffer& in, int dst, const Buffer& out, int src,
                  const CallOptions& options = {}) {
     return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
   }
-  /// Submits several calls as one: they begin together, and the Work is done when all of them are. The order
-  /// of the collectives among them must be the same on all ranks. Throws before the first call is sent if any
-  /// call has a wrong argument, or if one call writes memory that another call writes or reads (for calls
-  /// with blocks, only the blocks count). At most 64 calls are in flight at once; the rest begin as earlier
-  /// ones end. If a call cannot be sent after others were sent, the group fails.
+  /// Submits several calls as one: they begin together, and the Work is done when all of them are done. The
+  /// order of the collectives among them must be the same on all ranks. Throws before the first call is sent
+  /// if any call has a wrong argument, or if one call writes memory that another call writes or reads (for
+  /// calls with blocks, only the blocks count). At most 64 calls are in flight at once; the others begin when
+  /// earlier ones end. If a call cannot be sent after others were sent, the group fails.
   Work coalesced(std::span<const Call> calls);
   Work coalesced(std::initializer_list<Call> calls);
   /// Submits a call that was made by a function of namespace `call`.
   Work submit(const Call& call);
 
-  /// Makes a call that is started often: checks it, and sends nothing. Each PersistentCall::start() then does
-  /// the same as submit(), at lower cost (weft/group/persistent_call.hpp). Throws like submit() for wrong
-  /// arguments, and bad_argument for wait_message. Local; may be called from any thread.
+  /// Prepares a call that will be started often: checks it, and does not communicate. Each
+  /// PersistentCall::start() then does the same as submit(), at lower cost (weft/group/persistent_call.hpp).
+  /// Throws the errors of submit() about arguments, and bad_argument for wait_message. Any thread may call
+  /// it.
   PersistentCall make(const Call& call);
-  /// For each operation: make() of the call that the method of that name submits, with the same arguments.
+  /// make_NAME() calls make() for the call that the method NAME() submits, with the same arguments.
   PersistentCall make_all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return make(call::all_reduce(in, out, options));
   }
@@ -302,30 +302,30 @@ class ProcessGroup {
     return make(call::recv(out, src, options));
   }
 
-  /// Makes an exchange between neighbours that is started often (weft/group/persistent_exchange.hpp). The
-  /// plan has, for each rank with which this rank exchanges, the boxes of elements to send and to receive.
-  /// Works the plan out, and sends nothing. Local. Throws bad_argument, naming the part of the plan, if the
-  /// plan is wrong, and unsupported for sums over a transport of a device.
+  /// Prepares an exchange between neighbours that will be started often (weft/group/persistent_exchange.hpp).
+  /// For each rank with which this rank exchanges, the plan has the boxes of elements to send and to receive.
+  /// Does not communicate. Throws bad_argument, naming the part of the plan, if the plan is wrong, and
+  /// unsupported for sums over a transport of a device.
   PersistentExchange make_exchange(const ExchangePlan& plan);
-  /// One exchange, for plans that change with each call: make_exchange() and one start() together.
+  /// Performs one exchange, for a plan that changes each time: make_exchange() and start() in one call.
   Work exchange(const ExchangePlan& plan, std::span<const ExchangeField> fields,
                 const CallOptions& options = {});
 
   /// Makes a group of `ranks` (this group's numbering, in the order of their new ranks), which must contain
-  /// this rank. Collective among these ranks only; other ranks never block and need not call it.
-  /// Error::ranks() of its errors are ranks of this group. If this group fails meanwhile, or a member has
-  /// left this group, it throws this group's first cause.
+  /// this rank. Collective among these ranks only; other ranks never block and need not call it. Its errors
+  /// give Error::ranks() as ranks of this group. If this group fails meanwhile, or a member has left this
+  /// group, subgroup() throws this group's first cause.
   ProcessGroup subgroup(std::string_view name, std::span<const int> ranks);
-  /// The same with the ranks in braces: subgroup("ends", {0, 3}).
+  /// Like the function above, for a list in braces: subgroup("ends", {0, 3}).
   ProcessGroup subgroup(std::string_view name, std::initializer_list<int> ranks) {
     return subgroup(name, std::span<const int>(ranks.begin(), ranks.size()));
   }
 
-  /// Makes one group per `color`: of the ranks that give this color, ordered by (key, rank). Collective over
-  /// all ranks. A rank that gives color -1 is in no group and gets an empty handle.
+  /// Makes one group for each `color`; its members are the ranks that give this color, ordered by (key,
+  /// rank). Collective over all ranks. A rank that gives color -1 is in no group and gets an empty handle.
   ProcessGroup split(int color, int key = 0);
-  /// Makes one group per host: of the ranks of this group that are on this rank's host, in the same order.
-  /// local_rank() is the rank of this rank in the new group. Collective over all ranks of the host.
+  /// Makes a group of the ranks of this group that are on this rank's host, in the same order. local_rank()
+  /// is the rank of this rank in the new group. Collective over all ranks of the host.
   ProcessGroup split_by_host();
   /// Makes a group of the same ranks, whose calls are independent of the calls of this group. Collective over
   /// all ranks.
@@ -335,9 +335,9 @@ class ProcessGroup {
   /// in the order of their ranks in this group. The new group shares only the Store and the transport with
   /// this group. All survivors call shrink(), and agree through the Store which ranks take part. It leaves
   /// out at once the ranks that the transport knows to be dead or gone; it waits for the others at most
-  /// `limit` (zero: the group's deadline), and then leaves out the missing ranks, too. On a rank that calls
-  /// it later, because the rank was stopped or busy, it throws peer_lost naming that rank, which is in no
-  /// group. If a rank dies while the group is made, the others agree again, so it may take `limit` twice for
+  /// `limit` (zero: the group's deadline), and then leaves out the missing ranks, too. A rank that calls
+  /// shrink() after that, because it was stopped or busy, gets peer_lost with its own number, and is in no
+  /// group. If a rank dies while the group is made, the others agree again, which may take `limit` twice for
   /// each rank that is lost meanwhile. If any rank is left out, this group fails on all ranks, unless it had
   /// failed before.
   ///
@@ -345,34 +345,34 @@ class ProcessGroup {
   /// afterwards; both groups may be shrunk again.
   ///
   /// Also throws peer_lost if the Store is lost: the process that served it has ended, and the survivors
-  /// cannot agree without it. Throws `unsupported` or `system` if this rank cannot make the group: then the
-  /// others make the group without this rank.
+  /// cannot agree without it. Throws `unsupported` or `system` if this rank cannot make the group; the other
+  /// ranks then make the group without it.
   ProcessGroup shrink(Duration limit = {});
   /// For each rank of this group, its rank in the parent group, from which this group was made by subgroup(),
   /// split(), duplicate() or shrink(). Empty if there is no parent group.
   std::span<const int> parent_ranks() const;
 
-  /// Leaves the group together with its other ranks: all ranks call it, as their last call of the group. It
-  /// waits for them, and compares the calls of all ranks, including broadcasts and scatters, whose roots wait
-  /// for nobody. Throws `mismatch` on every rank if calls differ or a rank has left out a call. (The
-  /// destructor compares without waiting, and logs a warning.) The handle is empty afterwards; if this
-  /// throws, the handle is unchanged, and the group has failed. `deadline` zero: the group's. Over nccl, and
-  /// if the comparison is switched off, it only waits.
+  /// Leaves the group together with the other ranks: all ranks must call leave() as their last call of the
+  /// group. It waits for all ranks, and compares their calls, including broadcasts and scatters, whose roots
+  /// wait for nobody. Throws `mismatch` on every rank if calls differ or a rank has left out a call. (The
+  /// destructor compares without waiting, and logs a warning.) The handle is empty afterwards; if leave()
+  /// throws, the handle is unchanged, and the group has failed. `deadline` zero: the group's deadline. Over
+  /// nccl, and if the comparison is switched off, leave() only waits.
   void leave(Duration deadline = {});
 
   /// Fails every pending and later call of every rank with `aborted` and this text. A call whose peers have
-  /// done their part already may succeed; the next one fails. Does not block.
+  /// already done their part may still succeed; the next call fails. Does not block.
   void abort(std::string_view why);
-  /// After a failure: true once nobody can touch the buffers of failed calls any more; see Error::quiesced().
-  /// Waits up to `limit` for ranks that access them. If such a rank is stopped, the whole allocations of
-  /// Memory::shared in which these buffers lie get other pages: their addresses and contents stay, and later
-  /// writes of the stopped rank are lost. Meanwhile no other thread may write anywhere in these allocations;
-  /// calls of other groups may be made. Returns false as long as one of these conditions holds:
+  /// After a failure: returns true when no rank can access the buffers of failed calls any more; see
+  /// Error::quiesced(). Waits up to `limit` for ranks that access these buffers. If such a rank is stopped,
+  /// the allocations of Memory::shared in which the buffers lie get other pages as a whole: addresses and
+  /// contents stay, and later writes of the stopped rank are lost. Meanwhile no other thread may write
+  /// anywhere in these allocations; calls of other groups may be made. Any thread may call quiesce(). It
+  /// returns false as long as one of these conditions holds:
   ///   - a call of another group that uses these allocations, or an exchange of a window or halo of any
   ///     group, is in flight: finish it and ask again;
   ///   - a driver holds their pages (weft/host/pin.hpp), or the kernel counts pinned pages of this process;
-  ///   - the stopped rank is a thread of this process, or writes through the kernel. May be called from any
-  ///     thread.
+  ///   - the stopped rank is a thread of this process, or writes through the kernel.
   bool quiesce(Duration limit);
 
   /// The last 1024 calls of this rank, as JSON: op, dtype, count, call, posted and finished in ns, state, and

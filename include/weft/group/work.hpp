@@ -21,7 +21,7 @@ class Work;
 namespace detail {
 class Access;  // of weft's own layers
 
-/// The callbacks that Work::then() got.
+/// A callback that Work::then() got.
 class WorkCallback {
  public:
   virtual ~WorkCallback() = default;
@@ -37,13 +37,14 @@ class WorkCallbackOf final : public WorkCallback {
   F f_;
 };
 class WorkCallbacks;
-/// The coalesced calls after the first, in order. `next`: the first of them for which nobody has waited yet.
+/// The coalesced calls after the first call, in order. `next`: the first of these calls for which no wait has
+/// ended yet.
 struct FurtherCalls {
   struct Ticket {
     std::uint32_t slot, ticket;
   };
   explicit FurtherCalls(std::size_t most) { many.reserve(most > few.size() ? most - few.size() : 0); }
-  void add(Ticket call) noexcept {  // as many as were said
+  void add(Ticket call) noexcept {  // at most `most` times
     if (count++ < few.size())
       few[count - 1] = call;
     else
@@ -63,12 +64,13 @@ void wait_all(std::span<Work* const> works);
 /// Move-only. The caller must keep `in` and `out` of the call alive, and not touch them, until the Work is
 /// done.
 ///
-/// Destroying an unfinished Work aborts its group and quiesces (up to 2 s, once per group): never do it on
-/// purpose. A Work whose Error was thrown is invalid. The Work of coalesced calls is done when all calls are,
-/// and fails with the first call that fails. An invalid Work counts as done: done(), wait() and wait_for()
-/// return at once, without an Error, so a second wait() reports nothing. Any thread may call these three
-/// functions; only one thread at a time may call them on one Work. Each of them makes progress on all calls
-/// in flight of this rank, in all its groups, so ranks may wait in different orders without deadlock.
+/// Destroying an unfinished Work aborts its group and quiesces (up to 2 s, once per group): a program should
+/// never do so on purpose. A Work whose Error was thrown is invalid. The Work of coalesced calls is done when
+/// all calls are done, and fails with the first call that fails. An invalid Work counts as done: done(),
+/// wait() and wait_for() return at once, without an Error, so a second wait() reports nothing. Any thread may
+/// call these three functions; only one thread at a time may call them on one Work. Each of them makes
+/// progress on all calls in flight of this rank, in all its groups, so ranks may wait in different orders
+/// without deadlock.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -90,16 +92,16 @@ class [[nodiscard]] Work {
   bool done();
   /// Makes progress until the call is done. Throws the call's Error; after the deadline it throws timeout.
   void wait();
-  /// Like wait(), but returns false after `limit`, the call still pending.
+  /// Like wait(), but returns false if the call is still pending after `limit`.
   bool wait_for(Duration limit);
   /// Makes `stream` wait for the call; Stream{} means the default stream of the group's device. With a stream
   /// backend the host does not wait, and the Work stays pending: wait() or done() still report how the call
   /// ended. With other backends the host waits here.
   void wait_on(Stream stream);
   /// weft calls f exactly once, when the call has ended (coalesced calls: when all have ended): `f(nullptr)`,
-  /// or `f(&error)` if the call has failed or this Work was destroyed before. It calls several functions in
-  /// the order in which they were given. If the call has ended already, or this Work is invalid, then()
-  /// itself calls f at once.
+  /// or `f(&error)` if the call has failed or this Work was destroyed before. Several functions are called in
+  /// the order in which they were given to then(). If the call has ended already, or this Work is invalid,
+  /// then() itself calls f at once.
   ///
   /// f runs in the thread that took the last step of the call: a thread that waits for or polls any call of
   /// this rank, or, with Progress::thread, the helper thread. That thread holds no lock, so f may submit
@@ -115,7 +117,7 @@ class [[nodiscard]] Work {
   void then(F f) & {
     add(std::make_unique<detail::WorkCallbackOf<F>>(std::move(f)));
   }
-  /// The same for a temporary Work: `Work w = group.all_reduce(x).then(f);`.
+  /// Like the function above, for a temporary Work: `Work w = group.all_reduce(x).then(f);`.
   template <std::invocable<const Error*> F>
   Work then(F f) && {
     then(std::move(f));
@@ -125,8 +127,8 @@ class [[nodiscard]] Work {
   /// done, and stays known after wait(). Throws bad_argument if the rank is not known: the call is pending or
   /// has failed, or this is the Work of another operation, or of several calls.
   int source() const;
-  /// Like source(), for coalesced calls: the source of each recv from any_source among them, in the order of
-  /// the calls.
+  /// Like source(), for coalesced calls: the sources of the calls that are recvs from any_source, in the
+  /// order of the calls.
   std::vector<int> sources() const;
   /// False if this Work was made by default, was moved from, or has been waited for.
   bool valid() const noexcept {
@@ -135,8 +137,8 @@ class [[nodiscard]] Work {
 
  private:
   friend class GroupState;
-  // Values of source_now() that are no rank: there is no source; there are several, see sources(); the same,
-  // and callbacks_ is kept for them alone.
+  // Values of source_now() that are no rank. kNoSource: there is no source. kSeveral: there are several
+  // sources, see sources(). kAllEnded: like kSeveral, and callbacks_ only stores the sources.
   static constexpr std::uint32_t kNoSource = 0xffffff, kSeveral = 0xfffffe, kAllEnded = 0xfffffd;
   Work(GroupState* group, std::uint32_t slot, std::uint32_t ticket) noexcept
       : group_(group), place_(kNoSource << 8 | slot), ticket_(ticket) {}
@@ -156,7 +158,7 @@ class [[nodiscard]] Work {
   bool calls_back() const noexcept { return callbacks_ != nullptr && source_now() != kAllEnded; }
   bool settle_callbacks(Deadline limit);
   void end_callbacks() noexcept;
-  // Calls see(slot, ticket) for each call that nobody has waited for yet.
+  // Calls see(slot, ticket) for each call for which no wait has ended yet.
   template <class See>
   void each_call(const See& see) const {
     see(slot(), ticket_);
@@ -167,10 +169,10 @@ class [[nodiscard]] Work {
   // The slot in the lower 8 bits and the source above them, written as one word: a processor that has just
   // written a part of a word must wait before it can read the whole word.
   std::uint32_t place_ = kNoSource << 8;
-  std::uint32_t ticket_ = 0;                    // the slot's generation while the call is in flight
-  std::unique_ptr<detail::FurtherCalls> more_;  // coalesced: waited for after this
-  // Owned; null: none. Without a group: the calls have ended, the callbacks perhaps not. It also holds the
-  // sources that receives from any_source have found.
+  std::uint32_t ticket_ = 0;                    // the generation of the slot that belongs to this call
+  std::unique_ptr<detail::FurtherCalls> more_;  // coalesced calls after the first one
+  // Owned; null: there are no callbacks. If there is no group, the calls have ended, but some callbacks may
+  // still have to run. It also holds the sources that receives from any_source have found.
   detail::WorkCallbacks* callbacks_ = nullptr;
 };
 

@@ -13,12 +13,13 @@
 
 namespace weft {
 
-/// The means of one rank. The caller sets the number of threads; weft does not guess it. One thread at a time
-/// may use a Compute. It must outlive everything that was made with it; the Context must outlive the Compute.
+/// The means by which one rank computes. The program sets the number of threads; weft does not guess it. One
+/// thread at a time may use a Compute. The Compute must outlive everything that was made with it; the Context
+/// must outlive the Compute.
 class Compute {
  public:
-  /// Makes a stream of its own on `device`. Throws bad_argument unless 1 <= threads <= 4096, and as
-  /// Context::device() does.
+  /// Makes a new stream on `device`. Throws bad_argument unless 1 <= threads <= 4096, and the errors of
+  /// Context::device().
   explicit Compute(Context& context, int threads = 1, Device device = {});
   ~Compute();
   Compute(const Compute&) = delete;
@@ -28,7 +29,7 @@ class Compute {
   int threads() const noexcept { return threads_; }
 
   Device device() const noexcept { return stream_.device; }
-  /// The stream on which this rank's kernels and copies run and its tensors are ordered.
+  /// The stream on which this rank's kernels and copies run, and on which its tensors are ordered.
   Stream stream() const noexcept { return stream_; }
   DeviceRuntime& runtime() const noexcept { return *runtime_; }
   /// Makes the host wait for all work that this rank has begun on its device; throws the error of work that

@@ -1,6 +1,6 @@
-// The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in.
-// docs/overview.md lists the little state outside the Context, which concerns the whole process. Threads that
-// are ranks of one job share one Context.
+// The Context: memory, calls in flight, fork guard and log of a process. A program makes it and passes it to
+// the objects that need it. docs/overview.md lists the state outside the Context, which concerns the whole
+// process. Threads that are ranks of one job share one Context.
 #pragma once
 
 #include <cstddef>
@@ -21,16 +21,18 @@ class ContextAccess;  // of weft's own layers
 }
 
 struct ContextOptions {
-  LogLevel log_level = LogLevel::warning;  ///< for all layers; WEFT_LOG overrides it if set
+  LogLevel log_level = LogLevel::warning;  ///< the level of all layers; WEFT_LOG overrides it if set
   LogSink log_sink = {};                   ///< empty: stderr
-  /// Address space per shared segment, rounded up to pages; halved if the system refuses. From 1 to 2^62.
+  /// Address space of each segment of shared memory, from 1 to 2^62, rounded up to pages; weft halves it if
+  /// the system refuses.
   std::size_t segment_bytes = std::size_t{1} << 30;
-  std::string log_levels = {};  ///< for single layers, in the syntax of WEFT_LOG: "store=debug,dp=error"
-  /// the source of local memory; empty: weft's own allocator, which keeps free blocks
+  /// levels of single layers, in the syntax of WEFT_LOG: "store=debug,dp=error"
+  std::string log_levels = {};
+  /// the source of local memory; if empty, weft uses its own allocator, which keeps free blocks
   Allocator allocator = {};
 };
 
-/// Thread-safe. Must outlive every Storage, Tensor and ProcessGroup made with it.
+/// Thread-safe. A Context must outlive every Storage, Tensor and ProcessGroup made with it.
 class Context {
  public:
   explicit Context(ContextOptions options = {});
@@ -45,7 +47,7 @@ class Context {
   void check_fork(const char* what) const {
     if (forked()) throw_forked(what);
   }
-  /// True in a child forked after this Context was made. No system call.
+  /// True in a child forked after this Context was made. Makes no system call.
   bool forked() const noexcept { return *fork_mark_ == 0; }
 
   /// Adds a device; the Context owns it. Throws bad_argument if the Context already has a device of that
@@ -69,7 +71,7 @@ class Context {
   [[noreturn]] void throw_forked(const char* what) const;
   struct Impl;
   std::unique_ptr<Impl> impl_;
-  const volatile unsigned char* fork_mark_;  // a page the kernel wipes in children (MADV_WIPEONFORK)
+  const volatile unsigned char* fork_mark_;  // a page that the kernel wipes in children (MADV_WIPEONFORK)
 };
 
 }  // namespace weft

@@ -1,6 +1,7 @@
-// The interface of a device for weft: memory, copies and streams. The CPU is one. To add a device, derive
-// from this class and add the object to the Context. Its kernels are a separate table (weft/nn/kernels.hpp);
-// its collectives come from a transport that moves the device's memory (weft/backends/backend.hpp).
+// The interface of a device for weft: memory, copies and streams. The CPU is a device, too. To add a device,
+// derive from this class and add the object to the Context. The device's kernels are a separate table
+// (weft/nn/kernels.hpp); collectives on its memory need a transport that moves this memory
+// (weft/backends/backend.hpp).
 #pragma once
 
 #include <cstddef>
@@ -10,45 +11,47 @@
 
 namespace weft {
 
-/// `count` runs of `bytes` bytes each, which begin `from_pitch` bytes apart where they are read and
-/// `to_pitch` bytes apart where they are written (as cudaMemcpy2D has them). A pitch is at least `bytes`;
-/// with a single run the pitches do not matter.
+/// `count` rows of `bytes` bytes each, as in cudaMemcpy2D: row i begins i * from_pitch bytes after the first
+/// row in the source, and i * to_pitch bytes after it in the destination. A pitch is at least `bytes`; with a
+/// single row the pitches do not matter.
 struct Rows {
   std::size_t bytes = 0;
   std::int64_t count = 1;
   std::size_t from_pitch = 0, to_pitch = 0;
 };
 
-/// A device. Several threads may call the functions at once. Those that take a stream (of this device; see
-/// Stream) may return before the work is done; it is done after all work that was queued on the stream
-/// before. The next wait() throws an error that occurs later.
+/// A device. Several threads may call the functions at once. A function that takes a stream (of this device;
+/// see Stream) may return before its work is done; the work runs after all work that was queued on the stream
+/// before. If the work fails after the function has returned, the next wait() throws the error.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
   /// The device; the result never changes.
   virtual Device device() const noexcept = 0;
 
-  /// Memory for work that is queued on `stream` after this, at least 64-byte aligned; never null, even for 0
-  /// bytes. Uninitialised. Throws system naming the size.
+  /// Returns uninitialised memory for work that is queued on `stream` after this call, at least 64-byte
+  /// aligned; never null, even for 0 bytes. Throws system, with the size, if the memory cannot be allocated.
   virtual void* allocate(std::size_t bytes, Stream stream) = 0;
-  /// `bytes` and `stream` as given to allocate(). Work queued on the stream before this may still use it.
+  /// Frees memory of allocate(), with the same `bytes` and `stream`. Work that was queued on the stream
+  /// before this call may still use the memory.
   virtual void release(void* memory, std::size_t bytes, Stream stream) noexcept = 0;
 
-  /// Copies from this device or the host to this device or the host. Memory of the host has been read when
-  /// this returns; bytes that are written to the host are there after wait(stream), and the caller keeps that
-  /// memory until then. The two must not overlap.
+  /// Copies from this device or the host to this device or the host. If the source is host memory, it has
+  /// been read when the function returns. If the destination is host memory, the bytes have arrived after
+  /// wait(stream), and the caller must keep the memory until then. Source and destination must not overlap.
   virtual void copy(const void* from, Device from_device, void* to, Device to_device, const Rows& rows,
                     Stream stream) = 0;
-  /// Each byte of the rows at `to`, which is this device's memory, becomes `value`.
+  /// Sets each byte of the rows at `to`, which is memory of this device, to `value`.
   virtual void fill(void* to, unsigned char value, const Rows& rows, Stream stream) = 0;
 
   virtual Stream make_stream() = 0;
-  /// The stream has nothing left to do (wait() has returned).
+  /// The stream must have no work left: call wait() first.
   virtual void destroy_stream(Stream stream) noexcept = 0;
-  /// Work queued on `later` from now on begins after all work queued on `earlier` so far. The host does not
-  /// wait.
+  /// Orders two streams: work queued on `later` after this call begins after all work that has been queued on
+  /// `earlier` so far. The host does not wait.
   virtual void depend(Stream later, Stream earlier) = 0;
-  /// The host waits until all work queued on `stream` is done. Throws an error of that work, once.
+  /// Makes the host wait until all work queued on `stream` is done. If that work has failed, throws its
+  /// error, once.
   virtual void wait(Stream stream) = 0;
 };
 

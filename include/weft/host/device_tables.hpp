@@ -1,5 +1,5 @@
-// Where a layer finds its functions for a device: a table of pointers for each layer; the code that provides
-// the device provides them.
+// Where a layer finds its functions for a device: each layer has a table of function pointers for each
+// device. The code that adds the device provides the tables.
 #pragma once
 
 #include <mutex>
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// The tables of one kind that a Context has: `context.attached<DeviceTables<KernelTable>>()`. The tables
+/// The tables of one kind in a Context: `context.attached<DeviceTables<KernelTable>>()`. The tables must
 /// outlive the Context. Thread-safe.
 template <class Table>
 class DeviceTables {

@@ -8,7 +8,7 @@
 
 namespace weft {
 
-/// A word a rank sleeps on. It lies in memory that all processes of the host map if they know this process.
+/// A word on which a rank sleeps. Its memory is mapped by all processes of the host that know this process.
 class Doorbell {
  public:
   /// the doorbell of no rank: it reads 0 and wakes nobody, and sleep() lasts for the whole limit
@@ -18,7 +18,7 @@ class Doorbell {
   std::uint32_t read() const noexcept {
     return word_ == nullptr ? 0 : word_->load(std::memory_order_seq_cst);
   }
-  /// Adds one and wakes all threads that sleep on it.
+  /// Adds one to the word, and wakes all threads that sleep on it.
   void ring() const noexcept;
   /// Sleeps until the word differs from `seen` or `limit` has passed. May wake early.
   void sleep(std::uint32_t seen, Duration limit) const noexcept;

@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// Immutable, so several modules may share one. Other kinds than redistribution: the exchange of halos, the
+/// Immutable, so several modules may share one Boundary. Examples of other kinds: the exchange of halos, the
 /// dispatch of tokens to experts, a gather in another dtype.
 class Boundary {
  public:
@@ -22,8 +22,8 @@ class Boundary {
   virtual Transfer start_forward(const Tensor& x, const TensorName& what) const = 0;
   /// Begins the adjoint: from the gradient of the output to the gradient of the input.
   virtual Transfer start_backward(const Tensor& dy, const TensorName& what) const = 0;
-  /// The layout of the output for an input with this layout. Pure arithmetic; throws layout as
-  /// start_forward() does.
+  /// The layout of the output for an input with this layout. Pure arithmetic; throws the layout errors of
+  /// start_forward().
   virtual LayoutRef out_layout(const LayoutRef& in, const TensorName& what) const = 0;
 
   /// Like start_forward() and start_backward(), but wait for the result.
@@ -40,8 +40,9 @@ class Boundary {
 
 using BoundaryRef = std::shared_ptr<const Boundary>;
 
-/// (axes, from, to). A gradient's layout states its form. Backward redistributes the gradient to the form
-/// that `from` needs, so the adjoint is right for every form of the gradient:
+/// A redistribution from placement `from` to placement `to` along `axes`. The layout of a gradient states its
+/// form. Backward redistributes the gradient to the form that `from` needs, so the adjoint is right for every
+/// form of the gradient:
 ///
 ///   value       its gradient may come as                                  and is given on as
 ///   Replicate   Replicate, or Partial(sum) where each rank used           Replicate
@@ -49,7 +50,7 @@ using BoundaryRef = std::shared_ptr<const Boundary>;
 ///   Shard(d)    Shard(d)                                                  Shard(d)
 ///   Partial     Replicate: every contribution has the sum's gradient      Replicate
 ///
-/// On axes of one rank both directions only restate the layout, and a plain tensor passes unchanged. The
+/// On axes of one rank, forward and backward only change the layout, and a plain tensor passes unchanged. The
 /// placements on all other axes stay as they are.
 class RedistributeBoundary final : public Boundary {
  public:

@@ -1,5 +1,5 @@
-// Makes the usual mesh of a job from its sizes of data, tensor and domain parallelism. The names are those of
-// miles-credit (NCAR) and KempnerForge, whose users know them.
+// Makes the usual mesh of a job from its sizes of data, tensor and domain parallelism. The names are those
+// that users know from miles-credit (NCAR) and KempnerForge.
 #pragma once
 
 #include <map>
@@ -19,15 +19,17 @@ struct Parallelism {
   int domain = 1;  ///< ranks that share each sample's map
 };
 
-/// A mesh, and those of its axes that are larger than 1.
+/// A mesh, and its axes that are larger than 1.
 struct ParallelMesh {
-  DeviceMesh mesh;  ///< axes "dp", "tp", "domain", of size 1 too; empty if nothing is parallel
+  /// has the axes "dp", "tp" and "domain", even those of size 1; empty if nothing is parallel
+  DeviceMesh mesh;
   std::map<std::string, DeviceMesh> axes;  ///< mesh[name] of each axis larger than 1
 };
 
-/// The mesh of `group`'s ranks, row-major: dp outermost, ranks of one domain are neighbours. With one rank
-/// and all sizes 1 the mesh is empty, without axes. `device`: where the tensors will be, which `group` must
-/// be able to move. The group is borrowed, and must outlive the mesh. No communication. Throws bad_argument:
+/// Makes the mesh of `group`'s ranks, row-major: dp is the outermost axis, and the ranks of one domain are
+/// neighbours. With one rank and all sizes 1 the mesh is empty, without axes. `device`: the device on which
+/// tensors will lie; `group` must be able to move its memory. The mesh borrows the group, which must outlive
+/// it. No communication. Throws bad_argument:
 ///   - `parallelism.data is "zero"; expected "fsdp2", "ddp" or "none"`
 ///   - `parallelism.tensor is 0; expected 1 or more`
 ///   - `mesh: 6 ranks do not divide into tensor=4 x domain=1`
@@ -41,9 +43,9 @@ std::optional<DeviceMesh> get_tp_mesh(const DeviceMesh& mesh);
 /// Whether one of the axes of data parallelism, "dp", "dp_replicate" and "dp_shard", is larger than 1. False
 /// for an empty mesh.
 bool has_dp_mesh(const DeviceMesh& mesh);
-/// The axes of data parallelism, of any size: mesh[{"dp_replicate", "dp_shard"}] if the mesh has both,
-/// otherwise the one that it has. Throws bad_argument if it has none: `get_dp_mesh: tp=2 x pp=2 has none of
-/// the axes "dp", "dp_replicate" and "dp_shard"; has_dp_mesh() tells`.
+/// The axes of data parallelism, of any size: mesh[{"dp_replicate", "dp_shard"}] if the mesh has both axes,
+/// otherwise the one data axis that it has. Throws bad_argument if it has none: `get_dp_mesh: tp=2 x pp=2 has
+/// none of the axes "dp", "dp_replicate" and "dp_shard"; has_dp_mesh() tells`.
 DeviceMesh get_dp_mesh(const DeviceMesh& mesh);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
 // How a tensor lies over a mesh: one placement per axis of the root mesh, the order in which axes nest, and
-// the shape of the whole. Pure arithmetic; callable from any thread.
+// the shape of the global tensor. Pure arithmetic; any thread may call the functions.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 namespace weft {
 
 /// A dimension in which several matrices stand one after the other, such as the rows of a fused [q|k|v] or
-/// [gate|up] weight: each segment is cut on its own, so that every rank has a part of every one.
+/// [gate|up] weight: each segment is cut separately, so that every rank has a part of every segment.
 struct Segments {
   int dim = 0;
   /// in order; they add up to the dimension. Empty: one segment, the whole dimension
@@ -38,17 +38,17 @@ struct Box {
 /// contents.
 struct LayoutSpec {
   Placements placements;  ///< one per axis of the root mesh
-  Shape global;           ///< the shape of the whole
-  /// All axes of the root, by index. Axes that shard the same dimension nest in this order: the first axis
-  /// cuts the dimension, and each later axis cuts the parts of the axis before it (7 elements on [2 x 2]: 4 +
-  /// 3, then 2 + 2 and 2 + 1). Axes that share no dimension are in the order of the root.
+  Shape global;           ///< the shape of the global tensor
+  /// The indices of all axes of the root. Axes that shard the same dimension nest in this order: the first
+  /// axis cuts the dimension, and each later axis cuts the parts of the axis before it (7 elements on [2 x
+  /// 2]: 4 + 3, then 2 + 2 and 2 + 1). Axes that do not share a dimension are in the order of the root.
   std::vector<int> nesting;
   Segments segments;
   friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
 };
 
 /// Immutable and interned: equal layouts of one root mesh are one object, so a LayoutRef compares by pointer.
-/// A layout exists as long as a LayoutRef refers to it, and keeps its mesh. make_layout() makes one.
+/// A layout exists as long as a LayoutRef refers to it, and keeps its mesh. make_layout() makes a Layout.
 ///
 /// By default axes that shard one dimension nest in the order of the root's axes, which is right for batches.
 /// A weight that is first cut for tensor parallelism and then into data shards needs the other order:
@@ -58,7 +58,7 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
  public:
   /// The root mesh.
   DeviceMesh mesh() const;
-  /// The contents of the layout as a plain value.
+  /// The axes and sizes of the root mesh.
   const MeshShape& mesh_shape() const noexcept;
 
   /// The part that a rank of the root mesh holds, as boxes of the global tensor: one box, or one for each
@@ -95,14 +95,14 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   LayoutRef segmented(int dim, std::vector<std::int64_t> sizes) const;
   /// The layout of the same elements as a tensor of another shape. Each rank keeps its elements in place: for
   /// example, (b, s, h·d) Shard(2) becomes (b, s, h, d) Shard(2), and back, if the cuts are at the borders of
-  /// heads. A cut of one dimension stays a cut of one dimension. Segments are kept if their dimension is cut,
-  /// and otherwise if possible. Throws layout if a rank's part would not be a part of a tensor of that shape
-  /// (`layout: (2, 36) as [tp: Shard(1)] becomes (2, 6, 6), of which no dimension is cut on tp=4 where that
-  /// is cut: a boundary must gather it first`), and for a shape of another number of elements. For tensors:
-  /// reshape(), weft/mesh/reshape.hpp.
+  /// heads. A cut of one dimension stays a cut of one dimension. The new layout keeps segments if their
+  /// dimension is cut; otherwise it keeps them if possible. Throws layout if a rank's part would not be a
+  /// part of a tensor of that shape (`layout: (2, 36) as [tp: Shard(1)] becomes (2, 6, 6), of which no
+  /// dimension is cut on tp=4 where that is cut: a boundary must gather it first`), and for a shape of
+  /// another number of elements. For tensors: reshape(), weft/mesh/reshape.hpp.
   LayoutRef reshaped(const Shape& global) const;
-  /// The layout of the tensor whose dimension i is dimension order[i] of this one. Throws layout unless
-  /// `order` has each dimension once.
+  /// The layout of the tensor whose dimension i is dimension order[i] of this layout's tensor. Throws layout
+  /// unless `order` has each dimension once.
   LayoutRef transposed(const Dims& order) const;
 
  private:
@@ -142,9 +142,9 @@ inline Placement placement_on(const Tensor& t, const DeviceMesh& axes, const Ten
   return placement_on(t.layout(), axes, what);
 }
 
-/// Throws a layout error unless the tensor has that placement on `axes`, nested in their order:
-/// `<what> is Replicate on tp=2; expected Shard(2)`. `what` names the layer and the tensor:
-/// "layers.0.mlp.down: x". On axes of one rank every placement means the same: nothing is checked. Also
+/// Throws a layout error unless the tensor has the placement `expected` on `axes`, nested in the order of
+/// `axes`: `<what> is Replicate on tp=2; expected Shard(2)`. `what` names the layer and the tensor:
+/// "layers.0.mlp.down: x". On axes of one rank every placement means the same, so it checks nothing. Also
 /// throws layout if `axes` belong to another mesh.
 void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,
                    const TensorName& what);

@@ -1,5 +1,6 @@
 // Ranks arranged as a grid with named axes: MeshShape is the arithmetic alone, DeviceMesh adds this rank's
-// place in it and the groups along its axes. Callable from any thread; functions that communicate say so.
+// place in it and the groups along its axes. Any thread may call the functions; functions that communicate
+// say so.
 #pragma once
 
 #include <initializer_list>
@@ -43,10 +44,10 @@ class MeshShape {
   int size(std::string_view axis) const { return size(index(axis)); }
   const std::string& name(int axis) const { return checked(axis).name; }
   bool has(std::string_view axis) const noexcept;
-  /// Throws bad_argument: `mesh: no axis "pp" in dp=2 x tp=2`.
+  /// The index of an axis. Throws bad_argument if there is none: `mesh: no axis "pp" in dp=2 x tp=2`.
   int index(std::string_view axis) const;
 
-  /// Rank → coordinates and back; throw bad_argument if out of range.
+  /// Convert a rank to coordinates, and back. Throw bad_argument if an argument is out of range.
   std::vector<int> coordinates(int rank) const;
   int coordinate(int rank, int axis) const;
   int rank(std::span<const int> coordinates) const;
@@ -102,11 +103,11 @@ class DeviceMesh {
   /// This mesh with all axes joined to one, called `name`; ranks in row-major order.
   DeviceMesh flatten(std::string name) const;
   /// A mesh of the same ranks in which an axis is divided into several: mesh.unflatten("tp", {{"kv", 2},
-  /// {"rep", -1}}). The result is another root mesh with its own layouts. In it the old name means the new
-  /// axes together: its ["tp"] is [kv, rep]. No communication. Throws bad_argument if the sizes do not fit,
-  /// or if this mesh is not a root.
+  /// {"rep", -1}}). The result is another root mesh with its own layouts. In the result, the old name means
+  /// the new axes together: its ["tp"] is [kv, rep]. No communication. Throws bad_argument if the sizes do
+  /// not fit, or if this mesh is not a root.
   DeviceMesh unflatten(std::string_view axis, const MeshShape& parts) const;
-  /// The axes of the root that this mesh has, each as a separate mesh, in the order of this mesh.
+  /// The axes of this mesh, each as a separate mesh of one axis of the root, in the order of this mesh.
   std::vector<DeviceMesh> each_axis() const;
   /// The mesh from which this mesh was cut; a root is its own root.
   DeviceMesh root() const;
@@ -120,7 +121,7 @@ class DeviceMesh {
   /// This rank's number within this mesh (row-major over its axes); its coordinate along one axis.
   int rank() const;
   int coordinate(std::string_view axis) const;
-  /// The name of the axis of a mesh of one axis; names of several axes are joined by commas.
+  /// The names of the axes, joined by commas: "tp", "dp,tp".
   std::string name() const;
   /// The ranks of this mesh in the root's numbering, in the order of their rank() in this mesh.
   std::vector<int> ranks() const;
@@ -128,10 +129,10 @@ class DeviceMesh {
   std::span<const int> root_axes() const;
 
   /// The group of this mesh's ranks, numbered as rank() numbers them. The first call makes the group, and is
-  /// collective among these ranks only; the root keeps at most one group per list of axes. When the first
-  /// group of a mesh is made, its ranks compare the mesh: it throws mismatch if their names, sizes or orders
-  /// of axes differ, or if one rank made another mesh of the same group before. Throws unsupported on an
-  /// arithmetic mesh.
+  /// collective among these ranks only; the root mesh keeps at most one group per list of axes. When the
+  /// first group of a mesh is made, its ranks compare the mesh: it throws mismatch if their names, sizes or
+  /// orders of axes differ, or if one rank made another mesh of the same group before. Throws unsupported on
+  /// an arithmetic mesh.
   ProcessGroup& group() const;
   /// The Context in which tensors over this mesh are allocated.
   Context& context() const;

@@ -1,5 +1,5 @@
-// A view of a tensor in anybody's memory, with a name and a layout: the argument of functions that work on
-// any list of tensors.
+// A view of a tensor in any memory, with a name and a layout: functions that work on any list of tensors take
+// such views.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +11,11 @@
 
 namespace weft {
 
-/// Borrowed: the caller keeps the memory and the name alive until the call returns.
+/// Borrowed: the caller must keep the memory and the name alive until the call returns.
 template <class Byte>
 struct BasicNamedView {
   std::string_view name;  ///< "layers.0.mlp.up_proj.weight"
-  /// This rank's part, of layout->local_shape(): any dtype.
+  /// This rank's part, with the shape layout->local_shape() and any dtype.
   BasicView<Byte> data;
   /// The layout of the elements over the mesh; null: only this rank has them.
   LayoutRef layout = nullptr;

@@ -1,4 +1,4 @@
-// The parts of a tensor that the ranks of one mesh axis hold. Values; callable from any thread.
+// The parts of a tensor that the ranks of one mesh axis hold. Values; any thread.
 #pragma once
 
 #include <string>

@@ -1,5 +1,4 @@
-// Checks that replicas are equal: that every rank that holds one has the same bits. Collective among the
-// ranks of the axes.
+// Checks that all replicas of a tensor have the same bits. Collective among the ranks of the axes.
 #pragma once
 
 #include <span>
@@ -9,18 +8,18 @@
 
 namespace weft {
 
-/// Compares every tensor along those of `axes` (a sub-mesh of one or more axes of its root) on which it is
-/// Replicate. If the tensor is Shard on another of these axes, the ranks that hold the same part are
-/// compared. Along an axis on which it is Partial, each rank has another contribution, and nothing is
-/// compared. Reads each tensor once, with the threads of `compute` (null: this thread reads). Ranks exchange
-/// hashes of the contents by one small all-gather: a few 64-bit words for any number of tensors. If these
-/// differ, a second all-gather finds out which tensor it is.
+/// `axes` is a sub-mesh of one or more axes of the tensors' root. Compares each tensor along the axes of
+/// `axes` on which it is Replicate. If the tensor is Shard on another of these axes, the function compares
+/// the ranks that hold the same part. Along an axis on which the tensor is Partial it compares nothing,
+/// because each rank has another contribution. Reads each tensor once, with the threads of `compute` (null:
+/// this thread reads). Ranks exchange hashes of the contents by one small all-gather: a few 64-bit words for
+/// any number of tensors. If these words differ, a second all-gather finds the tensor that differs.
 ///
 /// Throws mismatch on all ranks of `axes` if a replica has drifted: `check_replicas: "w" is Replicate on
-/// dp=3, but on dp rank 1 it has other bits`; ranks() are the ranks whose bits differ from the most frequent
-/// ones; if no bits are the most frequent, all ranks that hold a replica. Also throws mismatch if the ranks
-/// gave different tensors or another order; the text names the first tensor that differs in name, dtype or
-/// layout.
+/// dp=3, but on dp rank 1 it has other bits`; Error::ranks() are the ranks whose bits differ from the most
+/// frequent bits, or, if there are no most frequent bits, all ranks that hold a replica. Also throws mismatch
+/// if the ranks gave different tensors or another order; the text names the first tensor that differs in
+/// name, dtype or layout.
 ///
 /// Throws layout for a tensor without a layout on axes of several ranks, for a layout over another mesh, and
 /// for a shape that is not layout->local_shape(); bad_argument for a view that is not contiguous, has no

@@ -1,4 +1,5 @@
-// The name of a tensor in error texts. It is made for every call, so it builds its text only for an error.
+// The name of a tensor in error texts. Each call makes a TensorName, so it builds its text only if there is
+// an error.
 #pragma once
 
 #include <string>

@@ -7,10 +7,10 @@
 
 namespace weft {
 
-/// A transfer that start_redistribute() or a Boundary begins, and finish() ends. Several may be in flight;
-/// the ranks begin and finish them in the same order, also in relation to other calls of the same groups.
-/// Used by one thread. Destroying an unfinished Transfer abandons it and fails the group in which it
-/// communicates, as destroying an unfinished Work does.
+/// A transfer that start_redistribute() or a Boundary begins, and finish() ends. Several transfers may be in
+/// flight; all ranks must begin and finish them in the same order, and in the same order relative to other
+/// calls of the same groups. Used by one thread. If an unfinished Transfer is destroyed, the group in which
+/// it communicates fails, as with an unfinished Work.
 ///
 /// A Transfer of several steps (a gather, then a reduction) begins the first step at once and the others in
 /// finish(). If it began a step as soon as the step before is done, ranks would begin this step in different
@@ -28,14 +28,15 @@ class Transfer {
   };
 
   Transfer() = default;
-  /// A transfer of `done`, which is finished already: nothing moves.
+  /// A transfer that is finished already: finish() returns `ready`.
   explicit Transfer(Tensor ready) : ready_(std::move(ready)) {}
   explicit Transfer(std::unique_ptr<Steps> steps) : steps_(std::move(steps)) {}
 
-  /// True once the first step is done, so that finish() waits for later steps only. Does not wait. Throws the
-  /// errors of the communication.
+  /// Returns true if the first step is done, so that finish() waits only for later steps. Does not wait.
+  /// Throws the errors of the communication.
   bool done();
-  /// Waits, and returns the tensor; it is empty if the transfer has none. The Transfer is empty afterwards.
+  /// Waits, and returns the tensor (an empty Tensor if the transfer writes into the caller's memory). The
+  /// Transfer is empty afterwards.
   Tensor finish();
 
  private:

@@ -44,7 +44,7 @@ struct Edge {
 
   static Edge none() { return {}; }
   static Edge zero() { return {Kind::zero}; }
-  /// The value is rounded to the dtype of the elements that are filled.
+  /// `value` is rounded to the dtype of the elements that are filled.
   static Edge constant(double value) { return {Kind::constant, value}; }
   static Edge periodic() { return {Kind::periodic}; }
   static Edge reflect() { return {Kind::reflect}; }
@@ -59,11 +59,11 @@ struct Edge {
   friend bool operator==(const Edge&, const Edge&) = default;
 };
 
-/// How one dimension of a tensor is cut over axes of a mesh: part p belongs to the ranks whose coordinates
-/// on these axes, the first being the outermost, make the number p.
+/// How one dimension of a tensor is cut over axes of a mesh. Part p belongs to the ranks whose coordinates on
+/// these axes give the number p; the first axis is the outermost.
 struct PartitionDim {
   int dim = 0;
-  std::vector<std::string> axes{};  ///< empty: one part, on every rank
+  std::vector<std::string> axes{};  ///< empty: the dimension is one part, which every rank has
   /// the indices that each part holds, in the order in which they lie in memory
   std::vector<IndexRanges> parts{};
 
@@ -72,17 +72,18 @@ struct PartitionDim {
   static PartitionDim cut_at(int dim, std::vector<std::string> axes, const std::vector<std::int64_t>& begins);
 };
 
-/// Where the elements of a tensor are: for each dimension that is cut, its parts, which may have any size
-/// and be empty. A program makes one from a layout, or states parts that no layout can have (for example rows
-/// of latitude, numbered by the program). A value.
+/// Where the elements of a tensor are: for each dimension that is cut, its parts, which may have any size and
+/// be empty. A program makes a Partition from a layout, or states parts that no layout can have (for example
+/// rows of latitude, numbered by the program). A value.
 class Partition {
  public:
-  /// The partition of a layout. Throws layout if the layout is Partial on an axis of several ranks:
-  /// `window: x is Partial(sum) on tp=2; …`; bad_argument if it is null.
+  /// The partition of a layout. Throws layout if the layout is Partial on an axis of several ranks: `window:
+  /// x is Partial(sum) on tp=2; …`; bad_argument if `layout` is null.
   Partition(const LayoutRef& layout);  // NOLINT(google-explicit-constructor)
-  /// Dimensions that are not named are whole on every rank. Throws bad_argument if a dimension is named
-  /// twice or does not exist, an axis is not in the mesh or cuts two dimensions, the number of parts differs
-  /// from the number of ranks of its axes, or the parts do not hold each index of the dimension exactly once.
+  /// Dimensions that are not named are whole on every rank. Throws bad_argument if a dimension is named twice
+  /// or does not exist, an axis is not in the mesh or cuts two dimensions, the number of parts differs from
+  /// the number of ranks of the dimension's axes, or the parts do not hold each index of the dimension
+  /// exactly once.
   Partition(const DeviceMesh& mesh, const Shape& global, std::vector<PartitionDim> dims);
 
   const DeviceMesh& mesh() const noexcept { return mesh_; }  ///< the root
@@ -90,7 +91,7 @@ class Partition {
   std::span<const PartitionDim> dims() const noexcept { return dims_; }
   /// The parts of dimension `dim`; if it is not cut, one part with all indices.
   PartitionDim dim(int dim) const;
-  /// The number of the part of a dimension that this rank, or `rank` of the mesh, holds.
+  /// The number of the part that this rank, or rank `rank` of the mesh, holds of a dimension.
   int part(int dim) const { return part(dim, mesh_.rank()); }
   int part(int dim, int rank) const;
 
@@ -124,11 +125,11 @@ struct WindowField {
   TensorView out;
 };
 
-/// An exchange in flight: the ranks begin and finish several exchanges in the same order. Until finish()
+/// An exchange in flight. All ranks must begin and finish their exchanges in the same order. Until finish()
 /// returns, the caller must keep alive all memory that the exchange reads or writes, and nobody else may
-/// write it. Destroying an unfinished WindowTransfer fails its group, as destroying an unfinished Work does.
-/// Errors of done() and finish(), including those of the group's calls, begin with the interface that the
-/// program called: `halo: ` or `window: `.
+/// write this memory. Destroying an unfinished WindowTransfer fails its group, as destroying an unfinished
+/// Work does. Errors of done() and finish(), including those of the group's calls, begin with the interface
+/// that the program called: `halo: ` or `window: `.
 class [[nodiscard]] WindowTransfer {
  public:
   /// The remaining steps.
@@ -141,7 +142,7 @@ class [[nodiscard]] WindowTransfer {
   };
   WindowTransfer() = default;
   explicit WindowTransfer(std::unique_ptr<Steps> steps) : steps_(std::move(steps)) {}
-  /// Returns true once finish() will not wait. Makes progress; does not wait. Throws if the exchange has
+  /// Returns true if finish() would not wait. Makes progress; does not wait. Throws if the exchange has
   /// failed, and timeout if the exchange has not ended within the group's deadline since the first call of
   /// done().
   bool done() { return steps_ == nullptr || steps_->done(); }
@@ -181,8 +182,8 @@ class Window {
   /// bad_argument if a dimension is named twice or does not exist; if `wanted` does not have one entry for
   /// each part; if a range ends before it begins, has an index farther than 2^60 from 0, reaches elements for
   /// which the edge rule has no values, or wraps more than 65536 times around a periodic dimension; or if
-  /// windows have more than 2^20 boxes (start_adjoint() explains boxes): `window: dimension 2: part 1 wants
-  /// [3, 9) of 8; with edge none expected within [0, 8)`.
+  /// windows have more than 2^20 boxes (see start_adjoint()): `window: dimension 2: part 1 wants [3, 9) of 8;
+  /// with edge none expected within [0, 8)`.
   Window(Partition x, std::vector<WindowDim> dims);
 
   /// The shape of this rank's window if `part` is the shape of this rank's part.
@@ -234,7 +235,7 @@ class Window {
 /// Begins the exchanges of several windows as one: each rank sends one message, instead of one per window, to
 /// each rank with which it shares elements, and waits once. The windows must be cut over the same axes of one
 /// mesh. Everything else is as in Window::start(). All ranks must give the same windows in the same order. No
-/// two fields may share memory, even fields of different windows. Throws as Window::start() does, and
+/// two fields may share memory, even fields of different windows. Throws the errors of Window::start(), and
 /// bad_argument if the axes differ or a window is given twice: `window: window 1 is cut over axes [x];
 /// expected [y, x], as window 0`.
 WindowTransfer start_together(std::span<const WindowFields> list, Stream stream = {});
@@ -242,8 +243,8 @@ inline WindowTransfer start_together(std::initializer_list<WindowFields> list, S
   return start_together(std::span(list.begin(), list.size()), stream);
 }
 
-/// The window of a tensor with a layout: a plain tensor, in shared memory. Collective like Window::start().
-/// Throws the errors of Window's constructor and of start().
+/// Returns the window of a tensor with a layout as a plain tensor, in shared memory. Collective like
+/// Window::start(). Throws the errors of Window's constructor and of start().
 Tensor fetch_window(const Tensor& x, std::vector<WindowDim> dims);
 Transfer start_fetch_window(const Tensor& x, std::vector<WindowDim> dims);
 /// The adjoint of fetch_window(): the gradient of x, with layout `x`, from this rank's gradient of its

@@ -13,30 +13,30 @@
 
 namespace weft {
 
-/// The use of the tensor axis for the vocabulary.
+/// How the tensor axis is used for the vocabulary.
 enum class VocabSplit : unsigned char {
   /// The embedding is replicated; the head is split, unless it is tied, and its logits are gathered.
   whole,
-  /// Embedding and head, tied or not, are split over the vocabulary, and so are the logits of the model:
-  /// CrossEntropy takes split logits, and they are never gathered. The vocabulary may have any size, even one
-  /// that the ranks do not divide.
+  /// Embedding and head, tied or not, are split over the vocabulary, and so are the logits of the model,
+  /// which are never gathered: CrossEntropy takes split logits. The vocabulary may have any size, even if the
+  /// number of ranks does not divide it.
   shard
 };
 
 struct TransformerPlanOptions {
   /// Norms and residual sums work on this rank's part of the sequence (any length): column layers gather the
-  /// sequence, and row layers reduce-scatter into it. Ranks send the same number of bytes as without it, and
-  /// keep 1/tp of the activations between layers. The gradients of the norms are Partial on the tensor axis:
-  /// reduce_gradients() sums them.
+  /// sequence, and row layers reduce-scatter into it. Ranks send the same number of bytes as without
+  /// sequence_parallel, and keep 1/tp of the activations between layers. The gradients of the norms are
+  /// Partial on the tensor axis: reduce_gradients() sums them.
   bool sequence_parallel = false;
   VocabSplit vocab = VocabSplit::whole;
 };
 
-/// q, k, v, gate and up by columns, o and down by rows, with one boundary around each attention and each mlp:
-/// two all-reduces a pass per block. (For fewer key/value heads than ranks see build_parallel_model().) The
-/// head is split by columns over the vocabulary, and its output is gathered before the loss; with tied
-/// embeddings, embedding and head stay whole. The embedding and the norms are replicated. `options` changes
-/// that.
+/// Returns the usual plan: q, k, v, gate and up are split by columns, o and down by rows, with one boundary
+/// around each attention and each mlp, so a pass needs two all-reduces per block. (For fewer key/value heads
+/// than ranks see build_parallel_model().) The head is split by columns over the vocabulary, and its output
+/// is gathered before the loss; with tied embeddings, embedding and head stay whole. The embedding and the
+/// norms are replicated. `options` can change the plan.
 Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options = {});
 
 /// How data-parallel ranks hold the parameters.
@@ -49,7 +49,7 @@ enum class DataForm : unsigned char {
 
 struct BuildOptions {
   std::string data_axis = "dp", tensor_axis = "tp";
-  /// A second data axis: batches are also divided over it. Empty: none.
+  /// A second data axis, over which batches are also divided. Empty: there is none.
   std::string replicate_axis = {};
   DataForm data = DataForm::ddp;
   std::uint64_t seed = 0;
@@ -60,7 +60,7 @@ struct BuildOptions {
   /// all parameters below them.
   std::vector<std::string> frozen = {};
   GradientReducerOptions reducer = {};  ///< of DataForm::ddp
-  /// Options of DataForm::fsdp; if `dtype` is bf16, so is precision.param.
+  /// Options for DataForm::fsdp; if `dtype` is bf16, precision.param becomes bf16, too.
   FullyShardOptions sharding = by_layers();
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
@@ -73,12 +73,12 @@ struct BuildOptions {
 /// A model over a mesh, ready for its first pass. Destroyed before the mesh.
 struct ParallelModel {
   DeviceMesh mesh, data,
-      tensor;  ///< the root mesh; its data axes (replicate_axis first); its tensor axis, or axes
+      tensor;  ///< the root mesh; the data axes (replicate_axis first); the tensor axis, or axes
   std::unique_ptr<Transformer> model;
   std::unique_ptr<GradientReducer> reducer;  ///< of DataForm::ddp
   std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
 
-  /// Use it around micro-batches before the last: passes then only accumulate. See GradientReducer and
+  /// Use it around all micro-batches except the last: passes then only accumulate. See GradientReducer and
   /// FullySharded.
   NoSync no_sync() { return sharded ? sharded->no_sync() : reducer->no_sync(); }
   /// Call it after the last backward pass: it reduces every gradient over all data ranks.
@@ -92,7 +92,7 @@ struct ParallelModel {
 };
 
 /// Builds the model in this order: the tensor axis cuts the parameters, then the data axis divides the
-/// resulting parts, then this rank's part gets memory. A parallelize() after that throws an error.
+/// resulting parts, then this rank's part gets memory. A later parallelize() throws an error.
 ///
 /// If there are fewer key/value heads than ranks on the tensor axis, weft treats the axis as two: AXIS_kv
 /// with one rank per head, and AXIS_rep, whose ranks share the heads. k_proj and v_proj are split only over

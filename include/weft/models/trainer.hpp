@@ -29,18 +29,18 @@ struct TokenBatch {
   /// (rows, sequence): the next token for each token, or CrossEntropy::kIgnore.
   const std::int64_t* labels = nullptr;
   std::int64_t rows = 0, sequence = 0;
-  /// The number of rows of all data ranks together; if they do not divide evenly, the first ranks have one
-  /// row more, as Shard cuts them. 0: every rank has as many rows as this one.
+  /// The number of rows of all data ranks together. If the rows do not divide evenly, the first ranks have
+  /// one row more, as with Shard. 0: every rank has as many rows as this one.
   std::int64_t global_rows = 0;
 };
 
-/// The output of the model for each token: f32 (rows, sequence, vocab), of this rank's rows. Keeps nothing
-/// for a backward pass; labels are not read. Collective over the tensor axis, with one small all-reduce
-/// first. Throws bad_argument on all ranks of this axis before any pass if a token is not in the vocabulary,
-/// if there are more positions than max_seq, or if the ranks have different tokens. If the batch of one rank
-/// is wrong, that rank throws its own text, and the others throw `compute_logits: another rank of tp=2 was
-/// given a batch that does not fit; its own error says why`. `fault`: any other fault of the call on this
-/// rank; this rank throws it, and the others are notified.
+/// Returns the output of the model for each token of this rank's rows: f32 (rows, sequence, vocab). Keeps
+/// nothing for a backward pass; does not read labels. Collective over the tensor axis, with one small
+/// all-reduce first. Throws bad_argument on all ranks of this axis before any pass if a token is not in the
+/// vocabulary, if there are more positions than max_seq, or if the ranks have different tokens. If the batch
+/// of one rank is wrong, that rank throws its own text, and the others throw `compute_logits: another rank of
+/// tp=2 was given a batch that does not fit; its own error says why`. `fault`: another error that the caller
+/// has found on this rank; this rank throws it, and the other ranks are notified.
 Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& batch,
                       const std::optional<Error>& fault = std::nullopt);
 
@@ -75,17 +75,18 @@ class Trainer {
   /// bad_argument if an option is out of range.
   Trainer(ParallelModel& model, Compute& compute, const Options& options);
 
-  /// forward, loss, backward, averaging over the data axis, sync over the tensor axis, clip, and one step of
-  /// the optimizer with learning rate `lr`. Several batches are micro-batches: their gradients add up to that
-  /// of one batch of all their rows. The first step allocates buckets; later steps allocate little.
+  /// Performs a whole training step: forward, loss, backward, average over the data axis, sync over the
+  /// tensor axis, clip, and a step of the optimizer with learning rate `lr`. Several batches are
+  /// micro-batches: their gradients add up to the gradient of one batch with all their rows. The first step
+  /// allocates buckets; later steps allocate little.
   ///
   /// Throws bad_argument on all ranks before any pass if ranks of the tensor axis have different batches, no
   /// label counts, `lr` is negative or not finite on a rank or differs between ranks, or ranks gave different
   /// options (the text names the field). If a batch of one rank is wrong, that rank throws its own text, and
   /// the others throw `trainer: another rank was given a batch that does not fit; its own error says why`.
   /// The first step throws mismatch if replicas of a parameter began with different values. These checks cost
-  /// two small collectives. After an Error the trainer drops the gradients; the weights may have changed or
-  /// not.
+  /// two small collectives. After an Error the trainer drops the gradients; the weights may or may not have
+  /// changed.
   Result step(std::span<const TokenBatch> batches, double lr);
 
   /// The first half of step(): everything except clip and update. Until the second half, update() or
@@ -96,44 +97,46 @@ class Trainer {
   ///     for (Gradient& g : trainer.gradients()) …
   ///     trainer.update(lr);
   Result backward(std::span<const TokenBatch> batches);
-  /// Between backward() and update(): the gradient of each trained parameter, in the order of the model's
-  /// parameters, averaged over the data axis and reduced over the tensor axis: the gradient of the mean over
-  /// all labels of the step. The gradients are f32, in the optimizer's memory: update() uses values that the
-  /// program writes there, so ranks that hold a replica of an element must write the same value. Layouts are
-  /// those of the parameters; grad_norm() and clip_grad_norm() (weft/dp/grad_norm.hpp) accept the list. Views
-  /// and names are valid until update(). At any other time it throws bad_argument.
+  /// Between backward() and update(), returns the gradient of each trained parameter, in the order of the
+  /// model's parameters, averaged over the data axis and reduced over the tensor axis. This is the gradient
+  /// of the mean over all labels of the step. The gradients are f32, in the optimizer's memory: update() uses
+  /// values that the program writes there, so ranks that hold a replica of an element must write the same
+  /// value. Layouts are those of the parameters; grad_norm() and clip_grad_norm() (weft/dp/grad_norm.hpp)
+  /// accept the list. Views and names are valid until update(). At any other time gradients() throws
+  /// bad_argument.
   std::vector<Gradient> gradients() const;
-  /// The second half of step(): clips gradients() to max_norm and takes a step of the optimizer. Tokens and
-  /// loss of the Result are those of backward(). Collective over the mesh. Throws bad_argument if backward()
+  /// The second half of step(): clips gradients() to max_norm and takes a step of the optimizer. The Result
+  /// has the tokens and the loss of backward(). Collective over the mesh. Throws bad_argument if backward()
   /// was not called before, and the errors of step(). The trainer drops the gradients, even after an Error.
   Result update(double lr);
   /// Drops the gradients of a backward(), as if it had not been called: steps() stays. Does nothing if there
   /// are none. No communication, but either all ranks must call it or none.
   void discard() noexcept;
 
-  /// The averages; null if the options request none. To evaluate or export with them: `const Ema::Swapped
-  /// averages(*trainer.ema())`. A step while they are swapped in throws bad_argument on all ranks.
+  /// The averages; null if Options::ema is not set. To evaluate or export with the averages: `const
+  /// Ema::Swapped averages(*trainer.ema())`. A step while averages are swapped in throws bad_argument on all
+  /// ranks.
   Ema* ema() const noexcept { return ema_.get(); }
 
   /// The number of steps taken, which is the number of the next step.
   std::int64_t steps() const noexcept { return steps_; }
 
-  /// Bytes on this rank. Tensors that a pass keeps for its backward are not counted.
+  /// Numbers of bytes on this rank, without the tensors that a pass keeps for its backward.
   struct Memory {
     std::int64_t parameters = 0;  ///< masters, and weights in bf16
     std::int64_t gradients = 0;   ///< tensors of the shape of the masters
     std::int64_t states = 0;      ///< states of the optimizer, and averages
-    /// In a sharded model: the largest number of bytes that whole blocks (weights and gradients) have taken
-    /// so far.
+    /// In a sharded model: the largest number of bytes that whole blocks (weights and gradients) have
+    /// occupied so far.
     std::int64_t gathered = 0;
   };
   Memory memory() const;
 
-  /// save_checkpoint() and load_checkpoint() of the model, the optimizer and the averages, with steps() as
-  /// the step. Collective. The seed of the random numbers in a pass is saved with them, as the string
-  /// "trainer.seed" (and the state of loss scaling as "trainer.loss_scale"), and load() takes it from there:
-  /// the randomness of a run depends only on this seed and the step. load() drops the gradients of a
-  /// backward().
+  /// Save and load the model, the optimizer and the averages, by save_checkpoint() and load_checkpoint(),
+  /// with steps() as the step. Collective. The checkpoint also holds the seed of the random numbers in a
+  /// pass, as the string "trainer.seed", and the state of loss scaling, as "trainer.loss_scale"; load()
+  /// restores both. The randomness of a run depends only on this seed and the step. load() drops the
+  /// gradients of a backward().
   void save(const std::filesystem::path& directory, const CheckpointExtra& extra = {},
             const SaveOptions& options = {}) const;
   /// Saves in the background by AsyncCheckpoint::save(); `saves` must have been made for the model's mesh.
@@ -162,7 +165,7 @@ class Trainer {
   std::int64_t steps_ = 0;
   std::optional<LossScaler> scaler_;
   std::unique_ptr<Ema> ema_;       // null: none
-  bool finite_ = true;             // the gradients of pending_, as scaler_ found them
+  bool finite_ = true;             // whether scaler_ found the gradients of pending_ finite
   std::optional<Result> pending_;  // the step of a backward() whose gradients the trainer still has
 };
 

@@ -16,8 +16,9 @@ struct TransformerConfig {
   std::int64_t dim = 256, layers = 4, heads = 8, kv_heads = 4, ffn_hidden = 768, vocab = 256, max_seq = 512;
   std::int64_t head_size = 0;  ///< features of a head; 0: dim / heads
   double rope_theta = 10000.0, norm_eps = 1e-5;
-  bool tied = false;       ///< the head uses the embedding's weight
-  double init_std = 0.02;  ///< o_proj and down_proj: divided by sqrt(2·layers)
+  bool tied = false;  ///< the head uses the embedding's weight
+  /// standard deviation of initial weights; for o_proj and down_proj divided by sqrt(2·layers)
+  double init_std = 0.02;
 
   std::int64_t head_dim() const noexcept { return head_size != 0 ? head_size : dim / heads; }
   /// The usual width inside the MLP for a `dim`: 8/3 dim, rounded up to a multiple of 32. Then SwiGLU's three

@@ -1,5 +1,5 @@
-// A transformer's configuration as text: one text for `weft train --config`, for C
-// (weft_transformer_create_from_text) and for other programs. Any thread.
+// A transformer's configuration as text. `weft train --config`, C programs
+// (weft_transformer_create_from_text) and other programs can read the same text. Any thread.
 #pragma once
 
 #include <string>
@@ -9,14 +9,14 @@
 
 namespace weft {
 
-/// The table [model] of a TOML text, whose keys are the members of TransformerConfig:
+/// Reads the table [model] of a TOML text, whose keys are the members of TransformerConfig:
 ///
 ///     [model]
 ///     dim = 128
 ///     heads = 4
 ///     tied = true
 ///
-/// Keys that the table does not name are as in `initial`. If the text names heads but not kv_heads, or
+/// Members that the table does not name are as in `initial`. If the text names heads but not kv_heads, or
 /// `initial` has kv_heads 0, kv_heads becomes heads. If the text names dim but not ffn_hidden, or `initial`
 /// has ffn_hidden 0, ffn_hidden becomes usual_ffn_hidden(dim). The rest of the text is ignored: it may be a
 /// whole file for `weft train --config`.

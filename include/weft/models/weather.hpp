@@ -17,16 +17,17 @@ struct WeatherStageConfig {
   std::int64_t mult = 4;  ///< hidden features of the feed-forward blocks: mult · dim
   double dropout = 0;     ///< in the feed-forward blocks
   double init_std = 0.02;
-  double attention_dropout = 0;  ///< of the weights of attention
+  double attention_dropout = 0;  ///< dropout of the weights of attention
 
   std::int64_t heads() const noexcept { return head_dim > 0 ? dim / head_dim : 0; }
   /// Throws bad_argument, naming the option, if an option is wrong.
   void check() const;
 };
 
-/// depth times: x += attention among neighbours, x += feed-forward, x += attention over strided windows, x +=
-/// feed-forward; x, y: (batch, dim, height, width). Paths: `layers.<i>.<0 to 3>`, then the paths of
-/// WindowAttention and ChannelFeedForward. Their own plans split the stage: parallelize(stage, mesh["tp"]).
+/// Repeats `depth` times: x += attention among neighbours, x += feed-forward, x += attention over strided
+/// windows, x += feed-forward; x, y: (batch, dim, height, width). Paths: `layers.<i>.<0 to 3>`, then the
+/// paths of WindowAttention and ChannelFeedForward. The own plans of these modules split the stage:
+/// parallelize(stage, mesh["tp"]).
 class WeatherStage : public Module {
  public:
   /// One of the `depth` blocks.

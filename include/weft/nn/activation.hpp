@@ -26,8 +26,9 @@ class SwiGLU : public AnyPart<SwiGLU> {
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };
 
-/// y = x Phi(x), where Phi is the distribution of the standard normal, or its approximation with a tanh; x,
-/// y: any shape, split in any dimension. D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
+/// y = x Phi(x), where Phi is the distribution function of the standard normal, or an approximation of it
+/// with tanh; x, y: any shape, split in any dimension. D. Hendrycks, K. Gimpel, "Gaussian Error Linear
+/// Units", 2016.
 class GELU : public AnyPart<GELU> {
  public:
   using Form = kernels::GeluForm;
@@ -46,9 +47,10 @@ class ReLU : public AnyPart<ReLU> {
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };
 
-/// a + b, elementwise: residuals, and gradients of a tensor that was used twice. Layouts must be equal: the
-/// sum of a Partial and a Replicate would count the Replicate once per rank. So it throws layout, naming
-/// `what`, the axis and both placements. Partial + Partial stays Partial.
+/// Returns a + b, elementwise: for residuals, and for gradients of a tensor that was used twice. The layouts
+/// must be equal, because the sum of a Partial and a Replicate would count the Replicate once per rank. If
+/// they differ, it throws layout, naming `what`, the axis and both placements. Partial + Partial stays
+/// Partial.
 Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const TensorName& what,
                    Memory memory = Memory::local);
 

@@ -10,8 +10,8 @@
 namespace weft {
 
 /// Rotary position tables: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding",
-/// 2021. Pairs are halves: feature i turns with i + head_dim/2 by the angle position · theta^(−2i/head_dim).
-/// Made in f32.
+/// 2021. Features i and i + head_dim/2 form a pair, which is rotated by the angle position ·
+/// theta^(−2i/head_dim). The tables are computed in f32.
 struct RopeTables {
   std::vector<float> cos, sin;  ///< (positions, head_dim/2)
   std::int64_t positions = 0, half = 0;
@@ -68,21 +68,21 @@ struct CrossAttentionConfig {
 
 /// y = o_proj(softmax(q kᵀ / sqrt(head_dim) + mask) v), where q is computed from x, and k and v from another
 /// sequence, the context. Inputs: x: (batch, queries, dim), context: (batch, keys, context_dim), and
-/// optionally a mask; y like x. A. Vaswani et al., "Attention Is All You Need", 2017, section 3.2.3. backward
-/// gives the gradients of x and context, in this order.
+/// optionally a mask; y has the shape of x. A. Vaswani et al., "Attention Is All You Need", 2017, section
+/// 3.2.3. backward gives the gradients of x and context, in this order.
 ///
 /// mask: (batch, queries, keys) f32, where batch may be 1 (for every sample), and queries may be 1 (for every
 /// query). It is added to the scores of all heads; −infinity hides a key (see key_padding_mask()). It gets no
 /// gradient. A query that sees no key gets o_proj of zeros.
 ///
 /// All inputs may be split in the batch in the same way; a mask of batch 1 is replicated over those axes. If
-/// sequences are cut (weft/domain/domain.hpp), the mask may be whole, or sharded over queries like x, or over
-/// keys like the context. Heads are split as in Attention, by the module's own plan: q_proj, k_proj and
+/// sequences are cut (weft/domain/domain.hpp), the mask may be whole, sharded over queries like x, or sharded
+/// over keys like the context. Heads are split as in Attention, by the module's own plan: q_proj, k_proj and
 /// v_proj by columns, with one boundary before this module for each input (number 0 and 1 of
 /// Module::add_before); o_proj by rows.
 class CrossAttention : public Module {
  public:
-  /// Throws bad_argument, naming the value, if a value is below 1, and if kv_heads does not divide heads.
+  /// Throws bad_argument, naming the value, if a value is below 1, or if kv_heads does not divide heads.
   explicit CrossAttention(const CrossAttentionConfig& config);
 
   Linear q_proj, k_proj, v_proj, o_proj;
@@ -101,9 +101,9 @@ class CrossAttention : public Module {
   CrossAttentionConfig config_;
 };
 
-/// A mask for contexts of different lengths that were padded to `keys`: (samples, 1, keys) on the device of
-/// `compute`, 0 for the first lengths[i] keys of sample i and −infinity for the others. Throws bad_argument
-/// if a length is below 0 or above keys.
+/// Makes a mask for contexts of different lengths that were padded to `keys`: (samples, 1, keys) on the
+/// device of `compute`, with 0 for the first lengths[i] keys of sample i and −infinity for the other keys.
+/// Throws bad_argument if a length is below 0 or above keys.
 Tensor key_padding_mask(Compute& compute, std::span<const std::int64_t> lengths, std::int64_t keys);
 
 }  // namespace weft

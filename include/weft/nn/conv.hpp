@@ -28,10 +28,10 @@ struct Conv2dConfig {
 /// x: (batch, in, height, width), y: (batch, out, …), weight: (out, in / groups, kernel height, kernel
 /// width), bias: (out). padding_mode gives the values of pixels beyond the border.
 ///
-/// A plain 1×1 convolution (stride 1, no padding, dilation 1, one group) is a Linear over the channels. It is
-/// split over axes like a Linear, by columns or rows, with the channels (dimension 1) as features; x may also
-/// be split in height and width. Any other convolution needs an x that is split at most in the batch; its
-/// weight is not split.
+/// A plain 1×1 convolution (stride 1, no padding, dilation 1, one group) is a Linear over the channels. A
+/// plain 1×1 convolution is split over axes like a Linear, by columns or rows, with the channels (dimension
+/// 1) as features; x may also be split in height and width. For any other convolution x may be split only in
+/// the batch, and the weight is not split.
 class Conv2d : public WeightedLayer {
  public:
   /// Throws bad_argument, naming the option, if a size is below 1, or if groups do not divide in or out.

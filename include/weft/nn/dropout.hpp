@@ -10,15 +10,15 @@ namespace weft {
 /// f32, any shape and layout, the first dimension being samples.
 ///
 /// Whether an element is dropped depends only on seed and step (of Frame::pass()), path, global sample and
-/// index within the sample. So the same elements are dropped on every mesh, and however a batch is cut into
-/// micro-batches. In training a Frame without a step gives bad_argument, because every step would drop the
-/// same elements. Unless the pass states its first sample, a micro-batch gives bad_argument if its number of
-/// samples differs from that of the micro-batch before it in this step, because two micro-batches would drop
-/// the same elements. `"drop": micro-batch 1 of step 3 has 2 samples, micro-batch 0 had 4; expected as many,
-/// or Pass::first_sample`.
+/// index within the sample. So the same elements are dropped on every mesh, however a batch is cut into
+/// micro-batches. In training, a Frame without a step gives bad_argument, because every step would drop the
+/// same elements. If the pass does not state its first sample, all micro-batches of a step must have the same
+/// number of samples; otherwise two micro-batches would drop the same elements, so it throws bad_argument:
+/// `"drop": micro-batch 1 of step 3 has 2 samples, micro-batch 0 had 4; expected as many, or
+/// Pass::first_sample`.
 class Dropout : public AnyPart<Dropout> {
  public:
-  /// Throws bad_argument unless 0 <= p < 1, also as f32.
+  /// Throws bad_argument unless 0 <= p < 1, and p rounded to f32 is below 1.
   explicit Dropout(double p);
   double p() const noexcept { return p_; }
 
@@ -29,7 +29,8 @@ class Dropout : public AnyPart<Dropout> {
   void expect_equal_micro_batches(const Tensor& x, const Pass& pass);
   double p_;
   Pass last_{};  // the number of the last micro-batch that trained
-  // its samples over all ranks; below 0: none has trained, or it stated its first sample
+  // the samples of that micro-batch over all ranks; below 0: no micro-batch has trained, or it stated its
+  // first sample
   std::int64_t last_samples_ = -1;
 };
 

@@ -8,10 +8,9 @@ namespace weft {
 /// y[…] = weight[tokens[…]]; tokens: i64 (…), weight: (count, dim), y: (…, dim). The weight's placement on
 /// each axis decides the layouts:
 ///
-///   weight      tokens       y             its gradient
-///   Replicate   Replicate    Replicate     Replicate
-///   Replicate   Shard(d)     Shard(d)      Partial(sum)
-///   Shard(0)    Replicate    Partial(sum)  Shard(0): each rank looks up the rows that it holds, the others give 0
+///   weight tokens y its gradient Replicate Replicate Replicate Replicate Replicate Shard(d) Shard(d)
+///   Partial(sum) Shard(0) Replicate Partial(sum) Shard(0): each rank looks up the rows that it holds; for
+///   other rows it gives 0
 ///
 /// Everything else is a layout error. If a token is outside [0, count), every rank that has the token throws
 /// bad_argument that names it. Tokens have no gradient: backward gives an empty list.
@@ -21,8 +20,8 @@ class Embedding : public Module {
 
   ParameterRef weight;
 
-  /// It may be split by rows, over the vocabulary, in parts that may differ in size or be empty. It is not
-  /// split by columns.
+  /// The weight may be split by rows, over the vocabulary, in parts that may differ in size or be empty. It
+  /// is not split by columns.
   ShardRule shard_rule(Split split) const override;
 
  private:

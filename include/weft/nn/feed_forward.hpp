@@ -9,13 +9,13 @@
 namespace weft {
 
 /// y = down(dropout(gelu(up(norm(x))))) for the channels of each pixel; x, y: (batch, dim, height, width).
-/// The residual is not added. Its parts are children of `layers`, named as in miles-credit's WXFormer: 0
-/// norm, 1 up, 2 GELU, 3 dropout, 4 down. Over an axis that splits the hidden features, layers.1 is a column
-/// layer and layers.4 is a row layer, by the module's own plan. x may be split in the batch, in height and in
-/// width.
+/// The module does not add the residual. Its parts are children of `layers`, numbered as in miles-credit's
+/// WXFormer: 0 norm, 1 up, 2 GELU, 3 dropout, 4 down. Over an axis that splits the hidden features, layers.1
+/// is a column layer and layers.4 is a row layer, by the module's own plan. x may be split in the batch, in
+/// height and in width.
 class ChannelFeedForward : public AnyPart<ChannelFeedForward> {
  public:
-  /// The children of these names.
+  /// The module whose children are these parts.
   class Layers : public AnyPart<Layers> {
    public:
     Layers(std::int64_t dim, std::int64_t hidden, double dropout, Init init, Init down_init);

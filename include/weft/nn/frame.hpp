@@ -21,42 +21,42 @@ class Parameter;
 
 using Tensors = std::vector<Tensor>;
 
-/// The kernels of the device of `compute`, with their state for one rank: its threads, its stream, scratch
-/// memory. The first call makes them, and throws the errors of KernelContext.
+/// The kernels of the device of `compute`, with the state that they keep for one rank: threads, stream,
+/// scratch memory. The first call makes the KernelContext, and throws its errors.
 kernels::KernelContext& kernels_of(Compute& compute);
 
-/// Identifies a pass of a training run. Random numbers of the pass depend on it, and so do operations that
-/// only training performs.
+/// Identifies a pass of a training run. It decides the random numbers of the pass, and whether the pass
+/// performs operations that belong only to training.
 struct Pass {
   std::uint64_t seed = 0;
-  std::int64_t step = -1;  ///< below 0: not given; then Dropout throws
-  /// Number within the step, from 0 on.
+  std::int64_t step = -1;  ///< below 0: not given; Dropout then throws
+  /// The number of the micro-batch within the step, from 0 on.
   std::int64_t micro_batch = 0;
-  /// The number of samples of the earlier micro-batches of this step, over all ranks; below 0: each of these
-  /// has as many samples as this one. Set it if micro-batches have unequal sizes; otherwise Dropout refuses
-  /// them.
+  /// The number of samples of the earlier micro-batches of this step, over all ranks; below 0: each earlier
+  /// micro-batch has as many samples as this one. Set first_sample if micro-batches have unequal sizes;
+  /// otherwise Dropout refuses such micro-batches.
   std::int64_t first_sample = -1;
   bool training = true;
 };
 
-/// The random numbers of one pass under one path; made by Frame::rng(). A value; any thread.
+/// The random numbers of one pass under one path. Frame::rng() makes it. A value; any thread.
 ///
 /// The random number of an element depends on its index in the global tensor of this micro-batch, whose first
 /// dimension is the samples; the numbering of samples continues over the micro-batches of a step. So ranks
 /// that have the same element (along tensor-parallel and other axes that do not cut samples) have the same
 /// number, and ranks with other samples have other numbers. A sample has the same numbers on every mesh, and
 /// however a batch is cut; if the micro-batches of a step have unequal numbers of samples, this needs
-/// Pass::first_sample. All tensors that are drawn under one path in one step must have the same shape except
-/// for the samples; use another path for another shape.
+/// Pass::first_sample. All tensors of random numbers under one path in one step must have the same shape,
+/// except for the number of samples; use another path for another shape.
 class PassRandom {
  public:
-  /// Fill every element of `out`, which is f32 on the host, plain or with a layout without Partial; otherwise
-  /// they throw layout. uniform: on [0, 1); normal: the standard normal distribution.
+  /// Fill every element of `out`, which must be f32 on the host. uniform(): numbers on [0, 1); normal(): the
+  /// standard normal distribution. `out` is plain or has a layout; if it is Partial, they throw layout.
   void uniform(const Tensor& out) const;
   void normal(const Tensor& out) const;
 
-  /// For kernels that draw: the stream of all numbers, and the number in the stream for the first element of
-  /// a global tensor of this shape.
+  /// For kernels that draw random numbers themselves: the stream of all numbers, and the position in the
+  /// stream of the number for the first element of a global tensor of this shape.
   const RandomStream& stream() const noexcept { return stream_; }
   std::uint64_t first(const Shape& whole) const noexcept {
     const auto count = static_cast<std::uint64_t>(whole.count());
@@ -75,10 +75,10 @@ class PassRandom {
   std::int64_t micro_batch_, first_sample_;
 };
 
-/// The tensors for backward: each module's forward pushes, its backward pops, in exactly the reverse order.
-/// Entries carry the module that pushed them. If a backward does not mirror its forward, it throws an error
-/// that names both paths. One Frame per micro-batch; a Frame is empty again after its backward and may be
-/// reused.
+/// The tensors for backward: each module's forward pushes tensors, and its backward pops them, in exactly the
+/// reverse order. Entries carry the module that pushed them. If a backward does not mirror its forward, it
+/// throws an error that names both paths. Each micro-batch needs its own Frame. A Frame is empty again after
+/// its backward, and may then be reused.
 class Frame {
  public:
   explicit Frame(Compute& compute, const Pass& pass = {}) : compute_(&compute), pass_(pass) {}
@@ -96,13 +96,14 @@ class Frame {
   kernels::KernelContext& kernels() const noexcept { return kernels_of(*compute_); }
   bool keeps() const noexcept { return keeps_; }
   const Pass& pass() const noexcept { return pass_; }
-  /// Begins the next pass. Throws bad_argument if the backward of the last pass is not done yet, because it
-  /// would draw other random numbers than its forward; also for a training pass on an inference Frame.
+  /// Begins the next pass. Throws bad_argument if the backward of the last pass is not done yet, because that
+  /// backward would draw other random numbers than its forward. Also throws bad_argument for a training pass
+  /// on an inference Frame.
   void begin(const Pass& pass);
-  /// Random numbers that depend only on seed, step and `path` (a module's own path()): backward gets the same
-  /// numbers again. Throws bad_argument if the pass has no step, because every step would draw the same
-  /// numbers: `"drop": random numbers in step -1, micro-batch 0; expected 0 or more of both: Frame(compute,
-  /// {.seed = …, .step = …}) says which pass it is`.
+  /// Random numbers that depend only on seed, step and `path` (usually the path() of a module): backward gets
+  /// the same numbers again. Throws bad_argument if the pass has no step, because every step would draw the
+  /// same numbers: `"drop": random numbers in step -1, micro-batch 0; expected 0 or more of both:
+  /// Frame(compute, {.seed = …, .step = …}) says which pass it is`.
   PassRandom rng(std::string_view path) const;
   bool empty() const noexcept { return entries_.empty(); }
 
@@ -112,19 +113,20 @@ class Frame {
   /// (`frame: backward of "layers.1.mlp", but the newest entry is of "norm"…`), if no entry is left, and on
   /// an inference Frame.
   Tensors pop(const Module& of);
-  /// Drops all entries: call it after a forward pass that threw, or that no backward will follow.
+  /// Drops all entries. Call it after a forward pass that threw, or that will have no backward.
   void clear() noexcept {
     entries_.clear();
     uses_.clear();
   }
 
-  /// Module::forward counts each use of a parameter, Module::backward drops it. drop_use: true if it was
-  /// the last one on this Frame, so that the parameter's gradient of this pass is final.
+  /// Module::forward calls count_use() for each use of a parameter, and Module::backward calls drop_use().
+  /// drop_use() returns true if this was the last use on this Frame, so that the parameter's gradient of this
+  /// pass is final.
   void count_use(const Parameter& parameter);
   bool drop_use(const Parameter& parameter);
 
-  /// Marks a backward that may contain other backwards. A mark that is made while another exists is not the
-  /// outermost.
+  /// Marks a backward that may contain other backwards. A mark that is made while another mark exists is not
+  /// the outermost mark.
   class Nested {
    public:
     explicit Nested(Frame& frame) noexcept : frame_(frame), outermost_(frame.depth_++ == 0) {}

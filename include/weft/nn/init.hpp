@@ -1,5 +1,5 @@
-// How a parameter's first value is made. The value of an element depends on (seed, path, global index) only,
-// so that a model has the same weights on every mesh.
+// How a parameter's first values are made. The value of an element depends only on (seed, path, global
+// index), so that a model has the same weights on every mesh.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ struct Normal {
 };
 using Init = std::variant<Constant, Normal>;
 
-/// Fills the parameter's master (this rank's part of it) according to its init(). Throws bad_argument before
+/// Fills this rank's part of the parameter's master, according to init(). Throws bad_argument before
 /// materialise.
 void initialise(Parameter& parameter, std::uint64_t seed);
-/// Like the function above, for a buffer: f32, or a constant in f64 or i64.
+/// Like the function above, for a buffer of f32, or a constant buffer of f64 or i64.
 void initialise(ModuleBuffer& buffer, std::uint64_t seed);
 /// Fills every parameter and buffer of the tree, each once.
 void initialise(Module& root, std::uint64_t seed);

@@ -1,4 +1,4 @@
-// A matrix product with a weight, and a bias.
+// The linear layer: a product with a weight, plus a bias.
 #pragma once
 
 #include "weft/nn/module.hpp"
@@ -8,13 +8,14 @@ namespace weft {
 
 /// y = x wᵀ + b; x: (…, in), y: (…, out), weight: (out, in), bias: (out).
 ///
-/// Column and row parallel are layouts of the weight, per mesh axis:
+/// On each mesh axis the placement of the weight decides whether the layer is column parallel or row
+/// parallel:
 ///   weight Replicate: x Replicate or Shard(not the last) → y the same; if x is Replicate, dy may be
 ///                     Partial(sum), and then dx and the gradients of weight and bias are
 ///   weight Shard(0):  x Replicate → y Shard(last), dx Partial(sum); segments of the rows are those of y
 ///   weight Shard(1):  x Shard(last) → y Partial(sum), which the boundary after the layer reduces
-/// The bias is added after that boundary, once on every rank; its gradient is computed from dy on the same
-/// side of the boundary.
+/// Every rank adds the bias once, after that boundary; the bias gradient is computed from dy on the same side
+/// of the boundary.
 class Linear : public WeightedLayer {
  public:
   Linear(std::int64_t in, std::int64_t out, bool with_bias = false, Init init = Normal{0.02});
@@ -34,7 +35,7 @@ class Linear : public WeightedLayer {
   Tensors do_backward(Inputs dy, Frame& frame) override;
   void finish_forward(Tensors& y, Frame& frame) override;
   void begin_backward(Inputs dy, Frame& frame) override;
-  std::vector<std::int64_t> segments_;  // segments of the outputs; empty: one segment
+  std::vector<std::int64_t> segments_;  // sizes of the segments of the outputs; empty: one segment
 };
 
 }  // namespace weft

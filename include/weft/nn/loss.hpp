@@ -8,17 +8,17 @@
 namespace weft {
 
 /// Cross-entropy of a softmax over the last dimension. All tensors are on the device of the Compute. Inputs:
-/// logits (…, classes) f32; labels (…) i64, `kIgnore` marks a token that does not count; valid: i64, one
+/// logits (…, classes) f32; labels (…) i64, where `kIgnore` marks a token that does not count; valid: one i64
 /// element, the number of valid tokens of all ranks, with a replicated layout if the logits are cut over
-/// ranks (see global_valid). Gives loss: f64 (1) on the device (to_host() reads it, and throws what was wrong
-/// with the labels), laid out Partial(sum) on axes that split the tokens. backward takes d(loss): f64 (1), or
-/// an empty list for 1, and gives dlogits.
+/// ranks (see global_valid). Output: the loss, f64 (1) on the device, Partial(sum) on axes that split the
+/// tokens. If labels are wrong, to_host() of the loss throws the error. backward takes d(loss): f64 (1), or
+/// an empty list that means 1, and gives dlogits.
 ///
-/// Axes may also split the classes: logits are Shard in the last dimension, as a head that is split over the
-/// vocabulary gives them, and labels are Replicate on these axes. Then ranks send four numbers for each token
-/// and never a logit: forward is one all-gather along these axes, backward sends nothing, and the loss is the
-/// same on all their ranks. Parts may differ in size or be empty. (Shoeybi et al., Megatron-LM,
-/// arXiv:1909.08053, section 3, sends three, by three all-reduces.)
+/// Axes may also split the classes: logits are Shard in the last dimension, as the output of a head that is
+/// split over the vocabulary, and labels are Replicate on these axes. Then ranks send four numbers for each
+/// token and never a logit: forward needs one all-gather along these axes, backward sends nothing, and the
+/// loss is the same on all ranks of these axes. Parts may differ in size or be empty. (Shoeybi et al.,
+/// Megatron-LM, arXiv:1909.08053, section 3, send three numbers in three all-reduces.)
 class CrossEntropy : public Module {
  public:
   static constexpr std::int64_t kIgnore = -100;
@@ -35,15 +35,15 @@ class CrossEntropy : public Module {
   double label_smoothing_;
 };
 
-/// The common base of losses with one term for each element of y and its target, for any shape: maps, fields,
-/// tokens.
+/// The common base of losses with one term for each pair of an element of y and its target; for any shape:
+/// maps, fields, tokens.
 ///
-/// Inputs: y f32, target like y (shape and layout), and count: i64, one element, the number of elements of
-/// all ranks, with a replicated layout if y is cut over ranks (see global_count). Gives loss: f64 (1), the
-/// sum of this rank's terms divided by count, laid out Partial(sum) on axes that split y, in whichever
+/// Inputs: y f32; target, with the shape and layout of y; and count: one i64 element, the number of elements
+/// of all ranks, with a replicated layout if y is cut over ranks (see global_count). Output: the loss, f64
+/// (1), the sum of this rank's terms divided by count; it is Partial(sum) on axes that split y, in any
 /// dimension: samples, rows of a map, features. Gradients are then Partial(sum) on axes that split data, like
-/// those of CrossEntropy. backward takes d(loss): f64 (1), or an empty list for 1, and gives dy; a target
-/// gets no gradient.
+/// those of CrossEntropy. backward takes d(loss): f64 (1), or an empty list that means 1, and gives dy; a
+/// target gets no gradient.
 class ElementLoss : public Module {
  protected:
   explicit ElementLoss(kernels::LossTerm term);
@@ -54,7 +54,7 @@ class ElementLoss : public Module {
   kernels::LossTerm term_;
 };
 
-/// The mean of (y - target)². MapSquaredError (weft/domain/loss.hpp) also has weights of rows of latitude.
+/// The mean of (y - target)². MapSquaredError (weft/domain/loss.hpp) also has weights for rows of latitude.
 class MeanSquaredError : public ElementLoss {
  public:
   MeanSquaredError() : ElementLoss(kernels::LossTerm::squared_error) {}
@@ -79,8 +79,8 @@ Tensor global_valid(Context& context, const Tensor& labels);
 /// Like the function above, on the device of `compute`, which must hold the labels; the host does not wait
 /// for the count.
 Tensor global_valid(Compute& compute, const Tensor& labels);
-/// An i64 tensor of one element, on the host; with a mesh, replicated on all its ranks. to_device() copies it
-/// to a device.
+/// Makes an i64 tensor of one element, on the host; with a mesh, it is replicated on all ranks of the mesh.
+/// to_device() copies it to a device.
 Tensor scalar(Context& context, std::int64_t value);
 Tensor scalar(const DeviceMesh& mesh, std::int64_t value);
 

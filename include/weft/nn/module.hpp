@@ -43,16 +43,16 @@ class Inputs {
 
 class Module;
 
-/// A unit of which each rank must have a whole number.
+/// A unit that a split must not cut: each rank must have a whole number of such units.
 struct Unit {
   const char* name;  ///< in the plural: "heads", "output features"
   std::int64_t count;
-  /// the unit counts if this layer is split; null: if any layer inside is split
+  /// the unit counts only if this layer is split; null: it counts if any layer inside is split
   const Module* cut_by = nullptr;
 };
 
-/// The two ways to share the work of a layer: each rank makes some of its outputs from all inputs, or a
-/// contribution to all outputs from some inputs.
+/// The two ways to share the work of a layer. column: each rank computes some of the outputs from all inputs.
+/// row: each rank computes a contribution to all outputs from some of the inputs.
 enum class Split : unsigned char { column, row };
 
 /// How a module's own parameters are cut if its work is split.
@@ -64,7 +64,7 @@ struct ShardRule {
     Segments segments{};  ///< the segments of the dimension that is cut; each segment is cut on its own
   };
   std::vector<Part> parameters;
-  std::vector<Unit> whole_units;  ///< the number of ranks of the axes must divide each of them
+  std::vector<Unit> whole_units;  ///< the number of ranks of the axes must divide each of these counts
   std::string refused{};          ///< not empty: the reason why the module cannot be split in this way
   struct BufferPart {
     ModuleBuffer* buffer;
@@ -72,18 +72,19 @@ struct ShardRule {
     Segments segments{};
   };
   std::vector<BufferPart> buffers{};  ///< buffers that are cut like the parameters
-  /// Not empty: the reason why parallelize(root, axis) leaves the module whole by default: "a spectral norm".
+  /// If not empty: the reason why parallelize(root, axis) leaves the module whole by default, for example "a
+  /// spectral norm".
   std::string whole_by_default{};
-  /// The dimension of inputs and outputs that is cut together with the work. Shard(-1) in a style, the
-  /// features, means this dimension.
+  /// The dimension of inputs and outputs that is cut together with the work. Shard(-1) in a style means this
+  /// dimension, the features.
   int features = -1;
 };
 
 class HookHandle;
 
 /// Passes that replace the module's own code if its inputs are cut in a way that the module's code does not
-/// support. Immutable, so one object may serve several modules; it pushes tensors that backward needs on the
-/// Frame, under the module.
+/// support. Immutable, so one object may serve several modules. It pushes the tensors that backward needs on
+/// the Frame, for that module.
 class Passes {
  public:
   virtual ~Passes() = default;
@@ -94,7 +95,7 @@ class Passes {
   Passes() = default;
   Passes(const Passes&) = default;
   Passes& operator=(const Passes&) = default;
-  /// The module's own code.
+  /// Run the module's own code.
   static Tensors own_forward(Module& module, Inputs x, Frame& frame);
   static Tensors own_backward(Module& module, Inputs dy, Frame& frame);
 };
@@ -104,12 +105,12 @@ class Passes {
 struct SpaceRule {
   enum class Kind : unsigned char {
     unknown,  ///< the module does not state a rule
-    /// Its own code is right on any part of a map: its result for a pixel depends only on that pixel, or it
-    /// reads the layout. In a module with children the rule is for the module's own code between the
-    /// children; each child has its own rule.
+    /// The module's own code is right on any part of a map: its result for a pixel depends only on that
+    /// pixel, or the code reads the layout. In a module with children the rule is for the module's own code
+    /// between the children; each child has its own rule.
     any_part,
-    /// Its own code is right on a window of a map, the inputs of one output: `height` and `width`. The rule
-    /// is for the module and its children.
+    /// The module's own code is right on a window of a map (the inputs of one output); `height` and `width`
+    /// describe the window. The rule is for the module and its children.
     window,
     by_passes,  ///< `passes` do the work
     refused     ///< the module cannot compute on parts of maps; `why` gives the reason
@@ -117,8 +118,8 @@ struct SpaceRule {
   Kind kind = Kind::unknown;
   std::shared_ptr<const Passes> passes{};
   std::string why{};
-  /// Parameters with one element per pixel, which are sharded like the maps: for each of the axes the
-  /// dimension of the parameter that it cuts; -1: none. Other parameters are the same on all ranks.
+  /// Parameters with one element per pixel, which are sharded like the maps. dims[i] is the dimension of the
+  /// parameter that axis i cuts; -1: none. Other parameters are the same on all ranks.
   struct Pixelwise {
     Parameter* parameter;
     std::vector<int> dims;
@@ -134,7 +135,7 @@ struct SpaceRule {
   Reach height{}, width{};
 };
 
-/// A layer or a tree of them. A derived class registers its children and parameters under names in its
+/// A layer or a tree of layers. A derived class registers its children and parameters under names in its
 /// constructor; the dotted path of a node (`layers.1.attention.q_proj`) never changes afterwards. Parallelism
 /// changes layouts of parameters and sets boundaries; types and paths stay.
 ///
@@ -148,13 +149,13 @@ class Module {
 
   // --- the passes: not virtual; the common part of every layer is here ---
 
-  /// around → pre-forward hooks → boundaries before → do_forward → boundaries after → finish_forward →
-  /// post-forward hooks. Throws layout if the layer does not accept the layout of an input; bad_argument for
-  /// wrong shapes.
+  /// Runs in this order: around → pre-forward hooks → boundaries before → do_forward → boundaries after →
+  /// finish_forward → post-forward hooks. Throws layout if the layer does not accept the layout of an input;
+  /// bad_argument for wrong shapes.
   Tensors forward(Inputs x, Frame& frame);
-  /// The reverse of forward: around → pre-backward hooks → begin_backward → after's adjoints → do_backward →
-  /// before's adjoints → post-backward hooks. `dy` has the gradients of the outputs of forward; the result
-  /// has the gradients of the differentiable inputs, in their order.
+  /// Runs the reverse of forward: around → pre-backward hooks → begin_backward → adjoints of the boundaries
+  /// after → do_backward → adjoints of the boundaries before → post-backward hooks. `dy` has the gradients of
+  /// the outputs of forward; the result has the gradients of the differentiable inputs, in their order.
   Tensors backward(Inputs dy, Frame& frame);
 
   // --- names ---
@@ -162,10 +163,10 @@ class Module {
   /// Dotted path from the root; "" at the root.
   const std::string& path() const noexcept { return path_; }
   /// A descendant by its path relative to this node; "" is this node. If it does not exist, throws
-  /// bad_argument that says how far the path led and which children there are.
+  /// bad_argument; the text says how far the path led, and which children there are.
   Module& get(std::string_view path);
-  /// A parameter by its path relative to this node ("layers.0.mlp.up_proj.weight"). Both names of a tied
-  /// weight lead to it.
+  /// A parameter by its path relative to this node ("layers.0.mlp.up_proj.weight"). A tied weight is found
+  /// under each of its names.
   ParameterRef parameter(std::string_view path);
   using Child = std::pair<std::string, Module*>;
   const std::vector<Child>& children() const noexcept { return children_; }
@@ -176,13 +177,13 @@ class Module {
   }
   /// Every buffer of the tree, in the order of parameters().
   std::vector<ModuleBuffer*> buffers() const;
-  /// Every parameter of the tree once, in a fixed order: a node's own in order of registration, then its
-  /// children's. A tied parameter is at the place of its first name.
+  /// Every parameter of the tree once, in a fixed order: first a node's own parameters in order of
+  /// registration, then those of its children. A tied parameter is at the place of its first name.
   std::vector<Parameter*> parameters() const;
   /// This node, then its descendants, depth first in order of registration.
   void visit(const std::function<void(Module&)>& see);
 
-  /// Units that a split of the module must not cut, so each rank has a whole number of them: attention heads.
+  /// Units that a split of the module must not cut, such as attention heads.
   using Unit = weft::Unit;
   virtual std::vector<Unit> units() const { return {}; }
   /// How the module is split over ranks that share its work, or why it is not split. The default says that it
@@ -192,8 +193,8 @@ class Module {
   /// How the module computes on a part of a map. Axis i of `axes` cuts dimension dims[i]. The default is
   /// unknown.
   virtual SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const;
-  /// From now on `passes` do the passes; null: the module's own code does. Hooks and boundaries stay around
-  /// them.
+  /// From now on `passes` runs the passes; null: the module's own code runs them. Hooks and boundaries stay
+  /// around them.
   void set_passes(std::shared_ptr<const Passes> passes) { passes_ = std::move(passes); }
   const std::shared_ptr<const Passes>& passes() const noexcept { return passes_; }
 
@@ -201,14 +202,14 @@ class Module {
   /// instance, otherwise the plan of its kind; empty if it has none. parallelize(root, axis) collects the
   /// plans of all modules of the tree.
   OwnPlan own_plan() const { return instance_plan_ ? *instance_plan_ : class_plan(); }
-  /// Sets the plan of this instance, in place of the plan of its kind: an empty plan leaves the module whole.
-  /// nullopt: the plan of its kind applies again.
+  /// Sets the plan of this instance, which replaces the plan of its kind; an empty plan leaves the module
+  /// whole. nullopt: the plan of its kind applies again.
   void set_own_plan(std::optional<OwnPlan> plan) { instance_plan_ = std::move(plan); }
 
   // --- what parallelism and others attach ---
 
-  /// A boundary, and the tensor for which it is: the index among the floating-point inputs (or outputs) of
-  /// the module, or kEvery.
+  /// A boundary, and the tensor to which it applies: the tensor's index among the floating-point inputs (or
+  /// outputs) of the module, or kEvery.
   struct PlacedBoundary {
     BoundaryRef boundary;
     int index;
@@ -217,8 +218,8 @@ class Module {
   /// The boundaries in the order in which forward applies them; backward undoes them in reverse order.
   const std::vector<PlacedBoundary>& before() const noexcept { return before_; }
   const std::vector<PlacedBoundary>& after() const noexcept { return after_; }
-  /// Adds a boundary as the last one before (after) this module. Throws bad_argument for null, and for an
-  /// index below kEvery; a pass throws bad_argument if there is no tensor with that index.
+  /// Adds a boundary as the last boundary before (or after) this module. Throws bad_argument for null, and
+  /// for an index below kEvery; a pass throws bad_argument if there is no tensor with that index.
   void add_before(BoundaryRef boundary, int input = kEvery);
   void add_after(BoundaryRef boundary, int output = kEvery);
 
@@ -234,10 +235,10 @@ class Module {
   };
   /// The hook stays until the returned handle or the module is destroyed.
   [[nodiscard]] HookHandle add_hook(HookPoint point, Hook hook);
-  /// Runs around a pass: `enter` before everything else of the module, and `leave` after it, even if
-  /// something in between throws; then that error is passed on, and an error of leave() is dropped. Several
-  /// are left in reverse order; leave() is not called if enter() was not. This is for weights that are
-  /// gathered for a pass and released after it.
+  /// Runs around a pass: `enter` before all other parts of the pass, and `leave` after them. If the pass
+  /// throws, `leave` still runs; the pass's error is passed on, and an error of `leave` is dropped. Several
+  /// Arounds are left in reverse order; `leave` is not called if `enter` was not called. This is for weights
+  /// that are gathered for a pass and released after it.
   struct Around {
     std::function<void(Module&, Frame&)> enter, leave;
   };
@@ -271,9 +272,9 @@ class Module {
   void expect_new_name(std::string_view what, std::string_view name) const;
   virtual Tensors do_forward(Inputs x, Frame& frame) = 0;
   virtual Tensors do_backward(Inputs dy, Frame& frame) = 0;
-  /// Runs on the result of the boundary after the layer; a row-parallel layer adds its bias here, once.
+  /// Runs on the result of the boundaries after the layer; a row-parallel layer adds its bias here, once.
   virtual void finish_forward(Tensors& y, Frame& frame);
-  /// The counterpart of finish_forward() in backward; runs before that boundary's adjoint.
+  /// The counterpart of finish_forward() in backward; runs before the adjoints of these boundaries.
   virtual void begin_backward(Inputs dy, Frame& frame);
   void expect_here(const char* what, Inputs x, const Frame& frame) const;
   void expect_boundary(std::string_view call, const BoundaryRef& boundary, int index) const;
@@ -331,10 +332,10 @@ class AnyPart : public Module {
   }
 };
 
-/// Children called "0", "1", … or by names, each fed by the one before it.
+/// A sequence of children, called "0", "1", … or by names. Each child gets the output of the child before it.
 class Sequential : public AnyPart<Sequential> {
  public:
-  /// Owns `child`; gives it the next number, or a name.
+  /// Takes ownership of `child`, and calls it by the next number, or by `name`.
   Module& append(std::unique_ptr<Module> child);
   Module& append(std::string name, std::unique_ptr<Module> child);
   std::size_t size() const noexcept { return owned_.size(); }

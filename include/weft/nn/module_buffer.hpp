@@ -1,5 +1,5 @@
-// Tensors that a module keeps besides its parameters: they are laid out and saved like weights, but not
-// trained.
+// Tensors that a module keeps in addition to its parameters: they have layouts and are saved like weights,
+// but are not trained.
 #pragma once
 
 #include <memory>
@@ -11,12 +11,12 @@
 
 namespace weft {
 
-/// A tensor that a module keeps in addition to its parameters: named, laid out and saved like a parameter,
-/// but not trained (the vectors of a spectral norm, the bias of a router). Its life is like that of a
-/// Parameter.
+/// A tensor that a module keeps in addition to its parameters (the vectors of a spectral norm, the bias of a
+/// router): it has a name and a layout and is saved like a parameter, but is not trained. Layout, memory and
+/// values are set in the same order as for a Parameter.
 class ModuleBuffer {
  public:
-  /// `saved`: whether checkpoints contain it.
+  /// `saved`: whether checkpoints contain the buffer.
   explicit ModuleBuffer(const Shape& global, DType dtype = DType::f32, Init init = Constant{0.0},
                         bool saved = true)
       : global_(global), dtype_(dtype), init_(init), saved_(saved) {}
@@ -30,8 +30,8 @@ class ModuleBuffer {
   bool saved() const noexcept { return saved_; }
   /// The layout over the root mesh; null: a plain tensor on one rank.
   LayoutRef layout() const noexcept { return layout_; }
-  /// Only before materialise (bad_argument after). Throws layout if the global shape of `layout` is not
-  /// global_shape(), or if `layout` is Partial.
+  /// Call it before materialise; later it throws bad_argument. Throws layout if the global shape of `layout`
+  /// is not global_shape(), or if `layout` is Partial.
   void set_layout(LayoutRef layout);
   /// Allocates the buffer, uninitialised, in the memory of `compute`, which must outlive the buffer. Throws
   /// bad_argument if the buffer already has memory.

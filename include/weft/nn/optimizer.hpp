@@ -1,5 +1,5 @@
-// Optimizers: from gradients to new values, each rank on its own parts. Used by the thread that owns the
-// model.
+// Optimizers: compute new values from gradients; each rank works on its own parts. Used by the thread that
+// owns the model.
 #pragma once
 
 #include <functional>
@@ -13,25 +13,25 @@
 
 namespace weft {
 
-/// Trains those of the given parameters that are trainable when the optimizer is made. step() leaves out a
-/// parameter that was frozen since, and throws bad_argument for a parameter that was frozen then and is
-/// trainable now. Each parameter's state is kept under its path, on the device of the Compute (bad_argument
-/// if its master is on another), with the master's layout at that time. step() throws layout if a gradient is
-/// still Partial on some axis, or a gradient or state is laid out otherwise than the master, naming parameter
-/// and axis; and bad_argument naming every parameter that has no gradient. It throws both before anything
-/// changes.
+/// Trains the given parameters that are trainable when the optimizer is made. step() leaves out a parameter
+/// that was frozen later, and throws bad_argument for a parameter that was frozen when the optimizer was made
+/// and is trainable now. The state of each parameter is kept under its path, on the device of the Compute,
+/// with the layout that the master had when the optimizer was made. The constructor throws bad_argument if a
+/// master is on another device. step() throws layout, naming parameter and axis, if a gradient is still
+/// Partial on some axis, or if a gradient or a state has another layout than the master. It throws
+/// bad_argument, naming the parameters, if parameters have no gradient. It throws before anything changes.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// One step with learning rate `lr` over all parameters given at creation. Leaves the gradients as they
-  /// are.
+  /// Takes one step with learning rate `lr` over all parameters given to the constructor. Leaves the
+  /// gradients as they are.
   void step(double lr);
   /// Forgets all gradients.
   void zero_gradients() noexcept;
 
-  /// Every tensor of the state, in the order of the parameters: (path, name, tensor). This is for
-  /// checkpoints: the caller may write values into the tensors. "step": i64 of shape (1), on the host; the
-  /// others have the parameter's local shape and layout.
+  /// Calls see(path, name, tensor) for every tensor of the state, in the order of the parameters. This is for
+  /// checkpoints: the caller may write values into the tensors. "step" is i64 of shape (1), on the host; the
+  /// other tensors have the parameter's local shape and layout.
   using Visitor = std::function<void(const std::string& path, std::string_view name, const Tensor& tensor)>;
   void visit_state(const Visitor& see) const;
   std::span<Parameter* const> parameters() const noexcept { return parameters_; }
@@ -48,7 +48,7 @@ class Optimizer {
   virtual void update(Parameter& p, State& state, std::int64_t step, double lr) = 0;
   Compute* compute_;
   std::vector<Parameter*> parameters_;
-  std::vector<const Parameter*> frozen_;  // given, but not trained then
+  std::vector<const Parameter*> frozen_;  // given to the constructor, but frozen at that time
   std::vector<std::string> names_;
   std::vector<State> states_;  // parallel to parameters_
 };
@@ -60,7 +60,7 @@ class AdamW : public Optimizer {
  public:
   struct Options {
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-    double weight_decay = 0.1;  ///< for parameters that decay
+    double weight_decay = 0.1;  ///< for parameters with Parameter::decays()
   };
   AdamW(Compute& compute, std::vector<Parameter*> parameters, const Options& options);
 

@@ -9,9 +9,9 @@
 namespace weft {
 
 /// Paths are relative to the module and may lead into containers ("layers.1": child 1 of the Sequential
-/// `layers`); `*` is as in a Plan. Usually it is a pair: layers split by columns, and those that take their
-/// output, split by rows. `styles` gives the style of each layer by name (weft/tp/own_plan.hpp). If `styles`
-/// is empty, `columns` have style "column" and `rows` have style "row".
+/// `layers`); `*` is as in a Plan. Usually an OwnPlan lists a pair: layers that are split by columns, and
+/// layers that take their output and are split by rows. `styles` gives the names of the layers' styles
+/// (weft/tp/own_plan.hpp). If `styles` is empty, `columns` have style "column" and `rows` have style "row".
 struct OwnPlan {
   struct Entry {
     std::string path, style;

@@ -1,5 +1,5 @@
-// A weight of a model: the stored values, the values that layers read, the gradient, and the layout of each
-// over the mesh. Used by the rank (thread) that owns the model; not thread-safe.
+// A weight of a model: the stored values, the values that layers read, the gradient, and their layouts over
+// the mesh. Used by the rank (thread) that owns the model; not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -16,23 +16,24 @@
 namespace weft {
 
 /// master(): f32, this rank's part of the stored weight; initialisation, optimizer and checkpoint work on the
-/// master. weight(): the tensor that layers read. The weight is the master itself if dtype() is f32 and
-/// place_weight() has not set another tensor (a shard gathered for a pass). Otherwise it is the master
-/// rounded to dtype(), or the tensor of place_weight().
+/// master. weight(): the tensor that layers read. If place_weight() has set a tensor (weights gathered for a
+/// pass), weight() is that tensor. Otherwise it is the master itself if dtype() is f32, and the master
+/// rounded to dtype() if not.
 ///
-/// Life: made with a global shape and no memory → `set_layout` may shard it → `materialise` gives it memory →
-/// `initialise` or a checkpoint gives it values. If a parameter has no values yet, its layer refuses passes.
-/// Layers read weight() at each use and never keep it on a Frame, so that it may be gathered before a pass
-/// and dropped after it.
+/// The steps of its life: the constructor sets a global shape, without memory → `set_layout` may shard the
+/// parameter → `materialise` gives it memory → `initialise` or a checkpoint gives it values. If a parameter
+/// has no values yet, its layer refuses passes. Layers read weight() at each use and never keep it on a
+/// Frame, so that the weight may be gathered before a pass and dropped after the pass.
 ///
-/// Tied weights are one Parameter in two modules: one path (that of the module that made it), two uses.
+/// A tied weight is one Parameter in two modules. Its path is that of the module that made it.
 class Parameter {
  public:
   explicit Parameter(const Shape& global, Init init = Constant{0.0});
   Parameter(const Parameter&) = delete;
   Parameter& operator=(const Parameter&) = delete;
 
-  /// "layers.1.attention.q_proj.weight": names it in files, errors and plans; no parallelism changes it.
+  /// The parameter's name in files, errors and plans: "layers.1.attention.q_proj.weight". No kind of
+  /// parallelism changes it.
   const std::string& path() const noexcept { return path_; }
   const Shape& global_shape() const noexcept { return global_; }
   /// The shape of this rank's part: from layout(), or the global shape if layout() is null.
@@ -48,18 +49,18 @@ class Parameter {
   /// has claimed its gradient.
   bool trainable() const noexcept { return trainable_; }
   void set_trainable(bool trainable);
-  /// The dtype of weight(): f32 (default) or bf16. Only before materialise. Throws bad_argument for other
-  /// dtypes, because no kernel multiplies them.
+  /// The dtype of weight(): f32 (default) or bf16. Call set_dtype() before materialise. It throws
+  /// bad_argument for other dtypes, because no kernel multiplies them.
   DType dtype() const noexcept { return dtype_; }
   void set_dtype(DType dtype);
 
-  /// The master's layout over the root mesh; null: plain, one rank.
+  /// The master's layout over the root mesh; null: a plain tensor on one rank.
   LayoutRef layout() const noexcept { return layout_; }
-  /// Only before materialise (bad_argument after, and after fix_layout()). Throws layout if the global shape
-  /// of `layout` is not global_shape().
+  /// Call it before materialise and fix_layout(); later it throws bad_argument. Throws layout if the global
+  /// shape of `layout` is not global_shape().
   void set_layout(LayoutRef layout);
-  /// From now on set_layout() throws, and so does parallelize(): `by`, a literal, is the step that came
-  /// before, such as "fully_shard"; null allows set_layout() again.
+  /// From now on set_layout() and parallelize() throw. `by`, a string literal, names the step that fixed the
+  /// layout, such as "fully_shard"; null allows set_layout() again.
   void fix_layout(const char* by) noexcept { layout_fixed_by_ = by; }
   const char* layout_fixed_by() const noexcept { return layout_fixed_by_; }
 
@@ -76,35 +77,36 @@ class Parameter {
   /// The master, which the caller may write: the next read of weight() makes it again from the master, and
   /// has_values() is true from now on. Call it again for later writes.
   const Tensor& write_master();
-  /// Whether the master has valid elements: false from materialise() until write_master() is called, or
-  /// set_master() with other memory.
+  /// Whether the master has valid elements: false from materialise() until write_master(), or set_master()
+  /// with other memory, is called.
   bool has_values() const noexcept { return has_values_; }
-  /// States that the master has no valid elements: its memory was replaced before it had values.
+  /// States that the master has no valid elements. For code that replaces the master's memory before the
+  /// master has values.
   void forget_values() noexcept { has_values_ = false; }
-  /// How often the master was written or replaced: code that caches a result computed from the master can
-  /// detect here that the result is out of date.
+  /// How often the master was written or replaced. Code that caches a result computed from the master
+  /// compares this number to detect that the result is out of date.
   std::uint64_t master_version() const noexcept { return master_version_; }
-  /// Replaces the master by another tensor (of a loaded checkpoint): f32, of the local shape of its own
-  /// layout, which becomes layout(); a plain tensor has the local shape of layout(). Throws layout if the
-  /// tensor is Partial, or if it has another layout while there is a gradient; bad_argument if the shape
-  /// changes while other code has claimed the gradient.
+  /// Replaces the master by another tensor (of a loaded checkpoint, for example): f32, with the local shape
+  /// of the tensor's own layout, which becomes layout(); a plain tensor must have the local shape of
+  /// layout(). Throws layout if the tensor is Partial, or if it has another layout while there is a gradient;
+  /// bad_argument if the shape changes while other code has claimed the gradient.
   void set_master(Tensor master);
 
-  /// The tensor that layers read: of dtype(), with its own layout. Before materialise it throws bad_argument
-  /// that names the path.
+  /// The tensor that layers read, of dtype(); it may have another layout than the master. Before materialise
+  /// it throws bad_argument that names the path.
   const Tensor& weight() const;
-  /// If weight() is the rounded master: a number that identifies its values, never 0: other values of this
-  /// parameter have other numbers, so code that caches a result computed from the values can detect that it
-  /// is out of date. 0 if weight() is the master itself, or was placed: then changes of elements are not
-  /// counted. Throws the errors of weight().
+  /// If weight() is the rounded master: a number, never 0, that identifies the present values. Other values
+  /// of this parameter have other numbers, so code that caches a result computed from the values can detect
+  /// that the result is out of date. Returns 0 if weight() is the master itself or a placed tensor, because
+  /// changes of their elements are not counted. Throws the errors of weight().
   std::uint64_t weight_version() const;
   /// A number that materialise() sets, unique among the parameters of this process; 0 before materialise().
   std::uint64_t number() const noexcept { return number_; }
-  /// From now on, until drop_weight(), layers read `weight`: of dtype(), with any layout for global_shape()
-  /// that is not Partial (or plain, with the global shape). Gradients then have its shape. Throws
-  /// bad_argument or layout if `weight` does not fit, if there is a gradient of another shape, or if the
-  /// shape changes while other code has claimed the gradient. `owner`: the code that has claimed the gradient
-  /// may change the shape, and must handle the gradient.
+  /// From now on, until drop_weight(), layers read `weight`. It must be of dtype(), and have any layout for
+  /// global_shape() that is not Partial, or be plain with the global shape. Gradients then have the shape of
+  /// `weight`. Throws bad_argument or layout if `weight` does not fit, if there is a gradient of another
+  /// shape, or if the shape changes while other code has claimed the gradient. If `owner` has claimed the
+  /// gradient, it may change the shape, and must then handle the gradient itself.
   void place_weight(Tensor weight, const void* owner = nullptr);
   /// Layers read the master again.
   void drop_weight() noexcept;
@@ -112,23 +114,23 @@ class Parameter {
   // --- the gradient: f32, of the local shape of weight() ---
 
   bool has_gradient() const noexcept { return has_gradient_; }
-  /// The sum over all uses since zero_gradient(), with the gradient's layout: Shard on axes where the weight
-  /// is Shard, Partial(sum) on axes along which ranks used the weight on different data, and Replicate on
-  /// axes along which they used it on the same data. A null layout means plain. Throws bad_argument, naming
-  /// the path, if no use has been accumulated.
+  /// The sum of the gradients of all uses since zero_gradient(), with the gradient's layout: Shard on axes
+  /// where the weight is Shard, Partial(sum) on axes along which ranks used the weight on different data, and
+  /// Replicate on axes along which they used it on the same data. A null layout means plain. Throws
+  /// bad_argument, naming the path, if there is no gradient.
   const Tensor& gradient() const;
-  /// The gradient's layout; null if plain or not yet accumulated.
+  /// The gradient's layout; null if the gradient is plain, or if there is none.
   LayoutRef gradient_layout() const noexcept { return gradient_layout_; }
-  /// States that the gradient's elements have been changed in place, and now have this layout (the gradient
-  /// was reduced). Throws ErrorCode::layout if the global shape of `layout` is not global_shape(), or if
-  /// `layout` gives this rank a part of another shape than the gradient's.
+  /// States that the gradient's elements were changed in place (reduced, for example), and now have this
+  /// layout. Throws ErrorCode::layout if the global shape of `layout` is not global_shape(), or if `layout`
+  /// gives this rank a part of another shape than the gradient's.
   void set_gradient_layout(LayoutRef layout);
-  /// Replaces the accumulated gradient by a reduced one: f32, of the local shape of its layout, whose global
-  /// shape is global_shape() (this rank's shard, after a reduce_scatter). Throws bad_argument if `gradient`
-  /// does not fit, or if other code has claimed the gradient.
+  /// Replaces the accumulated gradient by a reduced gradient, such as this rank's shard after a
+  /// reduce_scatter: f32, with the local shape of its layout, whose global shape must be global_shape().
+  /// Throws bad_argument if `gradient` does not fit, or if other code has claimed the gradient.
   void set_gradient(Tensor gradient);
-  /// For the code that has claimed the gradient: takes the gradient out. The parameter then has no gradient
-  /// and keeps no memory for one. Throws bad_argument if there is no gradient, or if other code has claimed
+  /// For the code that has claimed the gradient: takes the gradient out. The parameter then has no gradient,
+  /// and no memory for a gradient. Throws bad_argument if there is no gradient, or if other code has claimed
   /// it.
   Tensor take_gradient(const void* owner);
   /// For the code that has claimed the gradient: sets the gradient, f32, of the local shape of its layout
@@ -160,9 +162,9 @@ class Parameter {
   /// The number of modules that hold the parameter: more than one for a tied weight.
   int holders() const noexcept { return holders_; }
   using Listener = std::function<void(Parameter&)>;
-  /// Called when a gradient is final: Module::backward calls announce_final() after as many uses as the
-  /// forward passes on that Frame made. Returns a number for stop_listening. A listener may add and remove
-  /// listeners.
+  /// Adds a listener, which is called when a gradient is final: when backward has handled as many uses of the
+  /// parameter as the forward passes on the Frame made. Returns a number for stop_listening. A listener may
+  /// add and remove listeners.
   int listen(Listener listener);
   void stop_listening(int id);
   /// Calls the listeners; does nothing if there is no gradient. For code that accumulates without a Module.
@@ -187,12 +189,12 @@ class Parameter {
   const char* layout_fixed_by_ = nullptr;
   Compute* compute_ = nullptr;
   Tensor master_;
-  mutable Tensor rounded_;  // the master as dtype(), if that is not f32
+  mutable Tensor rounded_;  // the master rounded to dtype(), if dtype() is not f32
   mutable bool rounded_is_old_ = true;
   bool has_values_ = false;
   std::uint64_t master_version_ = 0;
   std::uint64_t number_ = 0;
-  Tensor placed_;  // by place_weight(); null: none
+  Tensor placed_;  // the tensor of place_weight(); null: none
   Tensor gradient_;
   LayoutRef gradient_layout_ = nullptr;
   bool has_gradient_ = false;

@@ -1,5 +1,5 @@
-// Splits, and joins again, the outputs of several layers that one product computes, such as q, k and v, or
-// gate and up.
+// Split the joint output of several layers that are computed by one product, such as q, k and v, or gate and
+// up; and join it again.
 #pragma once
 
 #include <span>
@@ -15,9 +15,9 @@ namespace weft {
 Tensors split_features(const Tensor& y, std::span<const std::int64_t> sizes, Compute& compute,
                        const TensorName& what);
 
-/// The reverse of split_features(), which is also its adjoint: the parts side by side, f32. `layout` is the
-/// layout of the result (null: plain). Throws ErrorCode::layout if a part is not cut as split_features()
-/// would cut it; a part may be Partial(sum) on an axis on which `layout` is Partial(sum).
+/// The reverse of split_features(), which is also its adjoint: places the parts side by side, in f32.
+/// `layout` is the layout of the result (null: plain). Throws ErrorCode::layout if a part is not cut as
+/// split_features() would cut it; a part may be Partial(sum) on an axis on which `layout` is Partial(sum).
 Tensor join_features(std::span<const Tensor> parts, const LayoutRef& layout, Compute& compute,
                      const TensorName& what, Memory memory = Memory::local);
 

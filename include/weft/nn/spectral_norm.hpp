@@ -10,43 +10,45 @@
 namespace weft {
 
 struct SpectralNormConfig {
-  int power_iterations = 1;  ///< in each forward pass of a training; at least 1
-  double eps = 1e-12;        ///< a vector's norm counts as at least this
+  int power_iterations = 1;  ///< the number of iterations in each forward pass in training; at least 1
+  double eps = 1e-12;        ///< norms of vectors below this value count as this value
 };
 
-/// weight / sigma, where sigma = uᵀ W v is the weight's largest singular value, estimated by power iteration:
-/// v = Wᵀ u / |Wᵀ u|, u = W v / |W v|, once in each forward pass of a training. W is the weight seen as a
-/// matrix (out, everything else). T. Miyato et al., "Spectral Normalization for Generative Adversarial
+/// Computes weight / sigma, where sigma = uᵀ W v is the weight's largest singular value. It is estimated by
+/// power iteration in each forward pass in training: v = Wᵀ u / |Wᵀ u|, u = W v / |W v|. W is the weight seen
+/// as a matrix (out, everything else). T. Miyato et al., "Spectral Normalization for Generative Adversarial
 /// Networks", 2018, as in torch.nn.utils.spectral_norm: in backward u and v count as constants, so dW = (dŴ -
 /// <dŴ, Ŵ> u vᵀ) / sigma, with Ŵ = W / sigma. Outside training u and v stay as they are.
 ///
 /// The weight may be cut over axes. Then one of the two products of the power iteration is summed over these
-/// axes, and so are the norms of u and v, sigma and <dŴ, Ŵ>; forward and backward are collective among their
-/// ranks. u and v are sharded like the weight, so only vectors of one row or one column are communicated, and
-/// results are those of one rank.
+/// axes, and so are the norms of u and v, sigma and <dŴ, Ŵ>; forward and backward are collective among the
+/// ranks of these axes. u and v are sharded like the weight, so ranks send only vectors of the size of a row
+/// or a column. The results are the same as on one rank.
 ///
-/// A part of a layer (WeightedLayer::add_spectral_norm), used by the rank that owns the model.
+/// WeightedLayer::add_spectral_norm makes a SpectralNorm as a part of a layer. Used by the rank that owns the
+/// model.
 class SpectralNorm {
  public:
   /// Throws bad_argument for power_iterations below 1, if eps is not above 0, and if the weight already has a
   /// layout or memory, or is shared by several modules. `layer` is the layer's path, for the text.
   SpectralNorm(std::string_view layer, ParameterRef weight, const SpectralNormConfig& config);
 
-  /// (out) and (everything else): names `weight_u` and `weight_v` in a layer. Their initial values are
-  /// normal, with a norm of about 1; the first training pass makes the norm 1.
+  /// Vectors of sizes (out) and (everything else), called `weight_u` and `weight_v` in a layer. Their initial
+  /// values are normal, with a norm of about 1; the first training pass makes the norm 1.
   ModuleBufferRef u, v;
   const SpectralNormConfig& config() const noexcept { return config_; }
 
   /// The tensors that are cut together with a layer's weight, by columns or by rows.
   std::vector<ShardRule::BufferPart> parts(Split split) const;
 
-  /// The weight with which the layer computes; appends three tensors that backward needs to `kept`. Throws
-  /// bad_argument if sigma is 0 or not finite; layout if u and v are not sharded like the weight.
+  /// Returns the weight with which the layer computes; appends three tensors that backward needs to `kept`.
+  /// Throws bad_argument if sigma is 0 or not finite; layout if u and v are not sharded like the weight.
   Tensor forward(Frame& frame, Tensors& kept) const;
-  /// The weight of forward() again, from `kept`, whose last three tensors are those of forward().
+  /// Returns the weight of forward() again. The last three tensors of `kept` must be those that forward()
+  /// appended.
   Tensor again(Frame& frame, const Tensors& kept) const;
-  /// Adds the gradient of the stored weight. `write(into, false)` must write the gradient of the weight with
-  /// which the layer computed; its layout is that of the argument of Parameter::accumulate.
+  /// Adds to the gradient of the stored weight. `write(into, false)` must write the gradient of the weight
+  /// with which the layer computed, in layout `layout`.
   void accumulate(Frame& frame, const Tensors& kept, const LayoutRef& layout,
                   const std::function<void(const Tensor& into, bool add)>& write) const;
 
@@ -55,8 +57,8 @@ class SpectralNorm {
   SpectralNormConfig config_;
 };
 
-/// A layer that multiplies with one weight, whose first dimension is of the outputs and whose second is of
-/// the inputs: the common part of its kinds, Linear and Conv2d.
+/// The common base of Linear and Conv2d: a layer that multiplies with one weight. The first dimension of the
+/// weight belongs to the outputs, the second to the inputs.
 class WeightedLayer : public Module {
  public:
   ParameterRef weight, bias;  ///< bias: null if there is none
@@ -71,15 +73,15 @@ class WeightedLayer : public Module {
  protected:
   WeightedLayer(const Shape& weight_shape, bool with_bias, const Init& init);
 
-  /// A split by columns cuts the outputs of weight, bias and u; a split by rows cuts the inputs of weight and
-  /// v, and leaves the bias whole. `segments` are segments of the outputs.
+  /// The rule of such a layer: a split by columns cuts the outputs of weight, bias and u; a split by rows
+  /// cuts the inputs of weight and v, and leaves the bias whole. `segments` are segments of the outputs.
   ShardRule rule_of_product(Split split, const std::vector<std::int64_t>& segments = {}) const;
   /// The weight of a forward pass; appends tensors that backward needs to `kept`.
   Tensor weight_to_use(Frame& frame, Tensors& kept) const;
   /// The weight in backward, from the tensors that forward kept.
   Tensor weight_used(Frame& frame, const Tensors& kept) const;
-  /// Adds the gradient of the stored weight. `write(into, add)` must write the gradient of weight_used(),
-  /// which has layout `layout`.
+  /// Adds to the gradient of the stored weight. `write(into, add)` must write the gradient of weight_used(),
+  /// which has layout `layout`, or add it to `into` if `add` is true.
   void accumulate_weight(Frame& frame, const Tensors& kept, const LayoutRef& layout,
                          const std::function<void(const Tensor& into, bool add)>& write) const;
 

@@ -11,15 +11,15 @@
 
 namespace weft {
 
-/// A bias for each offset between two pixels of a window, made by a small network of the offset (the dynamic
-/// position bias of W. Wang et al., "CrossFormer", 2021): `layers` is Linear(2, d), LayerNorm, ReLU, twice
-/// Linear(d, d), LayerNorm, ReLU, and Linear(d, 1), with d = dim / 4. x: (copies, offsets, 2) from
+/// A small network that computes a bias for each offset between two pixels of a window (the dynamic position
+/// bias of W. Wang et al., "CrossFormer", 2021). `layers` is: Linear(2, d), LayerNorm, ReLU; two times
+/// Linear(d, d), LayerNorm, ReLU; and Linear(d, 1), with d = dim / 4. x: (copies, offsets, 2) from
 /// coordinates(), y: (copies, offsets, 1).
 ///
 /// The bias of query pixel (y, x) and key pixel (y', x') of a window of w x w is row (dy + w - 1) (2w - 1) +
-/// dx + w - 1 of the (2w + 1)^2 offsets (i, j), -w <= i, j <= w, with dy = y - y', dx = x - x'. That is not
-/// row (dy, dx), since a line of the table has 2w + 1 offsets, not 2w - 1. The models whose weights this
-/// layer reads (miles-credit) use this row.
+/// dx + w - 1 of the (2w + 1)^2 offsets (i, j), -w <= i, j <= w, with dy = y - y', dx = x - x'. This is not
+/// the row of offset (dy, dx), because a line of the table has 2w + 1 offsets and not 2w - 1. weft uses it
+/// because the models whose weights this layer reads (miles-credit) use it.
 class PositionBias : public Module {
  public:
   PositionBias(std::int64_t dim, std::int64_t window, Init init = Normal{0.02});
@@ -42,29 +42,29 @@ class PositionBias : public Module {
   std::vector<std::int64_t> rows_;
 };
 
-/// The pixels of a window. neighbours ("short" distance): a square of adjacent pixels. strided ("long"
-/// distance): the same number of pixels, spread over the whole map: in a map of height H, for each r, the
+/// Which pixels make up a window. neighbours ("short" distance): a square of adjacent pixels. strided ("long"
+/// distance): the same number of pixels, spread over the whole map: in a map of height H, window r has the
 /// rows l H/window + r, l = 0 … window - 1.
 enum class Windows : unsigned char { neighbours, strided };
 
 struct WindowAttentionConfig {
   std::int64_t dim = 0, heads = 0, head_dim = 0;
-  std::int64_t window = 0;  ///< its height and width
+  std::int64_t window = 0;  ///< the height and width of a window
   Windows windows = Windows::neighbours;
   double norm_eps = 1e-5;
   Init init = Normal{0.02}, out_init = Normal{0.02};
-  double dropout = 0;  ///< of the weights of attention, after the softmax
+  double dropout = 0;  ///< dropout of the weights of attention, after the softmax
 };
 
 /// y = to_out(softmax(q kᵀ / sqrt(head_dim) + bias) v), with q, k, v = to_q, to_k, to_v of norm(x), among the
-/// pixels of each window, by heads that share one bias; x, y: (batch, dim, height, width), both in whole
-/// windows. The residual is not added. heads · head_dim may be less than dim; only to_out has a bias. Names
-/// are those of miles-credit's WXFormer.
+/// pixels of each window; all heads share one bias. x, y: (batch, dim, height, width); height and width are
+/// multiples of the window. The module does not add the residual. heads · head_dim may be less than dim; only
+/// to_out has a bias. Names are those of miles-credit's WXFormer.
 ///
 /// x may be split in the batch. The sizes of the outputs of to_q, to_k and to_v determine the number of this
-/// rank's heads: over an axis that splits heads these layers are column layers, whose dx are summed by a
-/// boundary after `norm`, once for all three; to_out is a row layer. The module's own plan says this. Norm
-/// and position bias are replicated; the gradients of the position bias are Partial(sum), since each rank has
+/// rank's heads: over an axis that splits heads these three layers are column layers, and a boundary after
+/// `norm` sums their dx, once for all three; to_out is a row layer. The module's own plan says this. Norm and
+/// position bias are replicated; the gradients of the position bias are Partial(sum), because each rank has
 /// its own heads.
 class WindowAttention : public Module {
  public:
@@ -74,7 +74,8 @@ class WindowAttention : public Module {
   ChannelNorm norm;
   PositionBias dpb;
   Linear to_q, to_k, to_v, to_out;
-  /// With dropout the weights of attention are kept for backward: pixels² for each head of each window.
+  /// With dropout the module keeps the weights of attention for backward: pixels² numbers for each head of
+  /// each window.
   Dropout dropout;
 
   const WindowAttentionConfig& config() const noexcept { return config_; }

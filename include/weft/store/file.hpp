@@ -1,4 +1,4 @@
-// The store in a file, for ranks that share a file system and nothing else.
+// A store in a file, for ranks that share nothing except a file system.
 #pragma once
 
 #include <memory>
@@ -10,14 +10,14 @@
 namespace weft {
 
 /// A store in the file at `path`, which is created if it does not exist. All processes and threads that open
-/// the same file share one table. The file only grows: use it to start a job, not to exchange data. If a
+/// the same file share one table. The file only grows: use it to start a job, and not to exchange data. If a
 /// process is killed while it writes, the store stays valid. If a process is stopped while it writes, the
 /// others wait, and throw `timeout` after `patience`. The program must remove the file; a store whose file
 /// was removed throws peer_lost. On network file systems, flock(2) must work across hosts.
 ///
-/// Throws system if the file cannot be opened, holds something else, belongs to another user, may be
-/// written by others, is a symbolic link, or lies in a folder that others may write to (without the sticky
-/// bit); timeout if another process holds its lock for `patience`, or until `deadline`.
+/// Throws system if the file cannot be opened, is not a store's file, belongs to another user, may be written
+/// by others, is a symbolic link, or lies in a folder to which others may write (without the sticky bit).
+/// Throws timeout if another process holds the file's lock for `patience`, or until `deadline`.
 std::shared_ptr<Store> make_file_store(const std::string& path, Duration patience = std::chrono::seconds(30),
                                        Deadline deadline = Deadline::never());
 

@@ -14,15 +14,16 @@ namespace weft {
 inline constexpr int kMaxRanks = 65536;  ///< the largest number of ranks of a job, and of a group
 
 /// Thread-safe. If several jobs could use one store, keys must begin with the job's name. Every function may
-/// throw system or peer_lost (the server has ended), with the key in the text. `deadline`: how long the store
-/// itself may take to answer; only get() also waits for other ranks. After the deadline it throws timeout,
-/// and the store may or may not have carried out the request. Default: half a minute, if the store is in
-/// another process or a file.
+/// throw system, or peer_lost if the server has ended, with the key in the text. `deadline`: how long the
+/// store itself may take to answer; only get() also waits for other ranks. After the deadline a function
+/// throws timeout, and the store may or may not have carried out the request. With Deadline::never() a store
+/// in another process or in a file may take half a minute.
 class Store {
  public:
   virtual ~Store() = default;
   virtual void set(std::string_view key, std::string_view value, Deadline deadline = Deadline::never()) = 0;
-  /// Waits until the key exists. Throws timeout: `store: key "x" was not set within 5.0 s`.
+  /// Waits until the key exists. After the deadline it throws timeout: `store: key "x" was not set within 5.0
+  /// s`.
   virtual std::string get(std::string_view key, Deadline deadline) = 0;
   /// The present value, or nothing if the key does not exist.
   virtual std::optional<std::string> try_get(std::string_view key, Deadline deadline = Deadline::never()) = 0;

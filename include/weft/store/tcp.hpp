@@ -32,8 +32,8 @@ struct TcpStoreOptions {
   std::string served_by = {};
   std::size_t max_clients = 4096;  ///< connections at once; further ones are closed, with a warning
   /// The limit of unauthenticated connections: those that have not yet shown, by the secret or a request,
-  /// that they belong to the job. If there are more, the oldest of them is closed, so that they never take
-  /// the place of ranks.
+  /// that they belong to the job. If there are more, the server closes the oldest of them, so that they never
+  /// take the place of ranks.
   std::size_t max_unauthenticated = 512;
   Duration join_limit = std::chrono::seconds(10);       ///< how long a connection may take to authenticate
   std::size_t max_keys = std::size_t{1} << 20;          ///< keys in the table; a further key is refused
@@ -43,31 +43,31 @@ struct TcpStoreOptions {
 };
 
 /// The secret of this process's job: the contents of WEFT_STORE_SECRET_FILE (without line feeds at its end),
-/// or WEFT_STORE_SECRET. Empty if neither is set. Throws bad_argument if both are set, if the file may be
-/// read or written by others or is another user's, or if the secret is shorter than 16 bytes; system if the
-/// file cannot be read. docs/rendezvous.md says what it protects against.
+/// or WEFT_STORE_SECRET. Empty if neither is set. Throws bad_argument if both are set, if other users may
+/// read or write the file or own it, or if the secret is shorter than 16 bytes; system if the file cannot be
+/// read. docs/rendezvous.md explains which attacks the secret prevents.
 std::string store_secret_from_env();
 
-/// Serves one table of keys from its own thread, which blocks all signals. The server closes a connection
-/// with a warning if it sends bytes that are not a frame of weft, or a frame beyond the limits (keys 1 KiB,
-/// values 1 MiB), or fails to authenticate; this does not affect other connections. In ten seconds the server
-/// writes only the first twenty such warnings, and counts the rest. If the process has no file descriptors
+/// Serves one table of keys from its own thread, which blocks all signals. The server closes a connection,
+/// with a warning, if the client sends bytes that are not a frame of weft, or a frame beyond the limits (keys
+/// 1 KiB, values 1 MiB), or fails to authenticate; this does not affect other connections. In ten seconds the
+/// server writes at most twenty such warnings, and counts the others. If the process has no file descriptors
 /// left, clients get an error that states the limit.
 class TcpStoreServer {
  public:
   /// The server listens when the constructor returns. `log` must outlive the server. Throws bad_argument if
-  /// the address is not loopback and there is no secret, unsupported if there is one but no libsodium, system
-  /// if the port is not available or the thread cannot be created.
+  /// the address is not loopback and there is no secret, unsupported if there is a secret but no libsodium,
+  /// and system if the port is not available or the thread cannot be created.
   explicit TcpStoreServer(Logger& log, TcpStoreOptions options = {});
-  /// Logs to the Context's log. If the Context is destroyed before its server, it reports this and ends the
-  /// process.
+  /// Like the constructor above, with the Context's log. If the Context is destroyed before its server, the
+  /// Context reports this and ends the process.
   explicit TcpStoreServer(Context& context, TcpStoreOptions options = {});
   /// Makes a server, or returns null if the port is in use or the address is not one of this host: another
   /// process is the server.
   static std::unique_ptr<TcpStoreServer> try_serve(Logger& log, TcpStoreOptions options);
   static std::unique_ptr<TcpStoreServer> try_serve(Context& context, TcpStoreOptions options);
-  /// Waits up to `linger` for the clients to leave, and closes the connections of the rest. In a forked child
-  /// it does nothing, because the server belongs to the parent.
+  /// Waits up to `linger` for the clients to leave, and closes the connections of the other clients. In a
+  /// forked child it does nothing, because the server belongs to the parent.
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
@@ -82,10 +82,10 @@ class TcpStoreServer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A client of the server at host:port. Tries all addresses of the host, again and again, until the server is
-/// there. On loopback the Unix socket of this user is tried first. If the address is not loopback, or if the
-/// server requires it, server and client prove to each other that they know `secret`, and encrypt everything
-/// after that with keys of this connection.
+/// A client of the server at host:port. Tries all addresses of the host, again and again, until the server
+/// answers. On loopback it first tries the Unix socket of this user. If the address is not loopback, or if
+/// the server requires it, server and client prove to each other that they know `secret`, and encrypt
+/// everything after that with keys of this connection.
 ///
 /// Throws timeout, with the address, if the deadline passes first; system if there is no such host, if the
 /// server has had no descriptor for two seconds, or if a process of another user serves on the Unix socket;

@@ -16,8 +16,8 @@ struct ConvTranspose2dConfig {
 /// y[o, r·stride + j·dilation − padding, s·… + k·…] += Σ w[i, o, j, k] x[i, r, s], + b[o], as
 /// torch.nn.ConvTranspose2d, the adjoint of Conv2d; x: (batch, in, height, width), y: (batch, out, …),
 /// weight: (in, out / groups, kernel height, kernel width), bias: (out). y has (height − 1) stride − 2
-/// padding + dilation (kernel − 1) + output_padding + 1 rows. x may be split in the batch; in space by
-/// apply_domain_parallel(). Its weight is not split.
+/// padding + dilation (kernel − 1) + output_padding + 1 rows. x may be split in the batch, and in space by
+/// apply_domain_parallel(). The weight is not split.
 class ConvTranspose2d : public Module {
  public:
   /// Throws bad_argument, naming the option, if a size is below 1, groups do not divide in or out, or an
@@ -34,8 +34,8 @@ class ConvTranspose2d : public Module {
 };
 
 /// y[c, r·factor + i, s·factor + j] = x[c·factor² + i·factor + j, r, s], as torch.nn.PixelShuffle; x: (batch,
-/// channels · factor², height, width). x may be split in the batch, in height and in width where every rank's
-/// part is what the rows of y make of it; see apply_domain_parallel().
+/// channels · factor², height, width). x may be split in the batch. It may be split in height and width if y
+/// is then split at the corresponding rows and columns; see apply_domain_parallel().
 class PixelShuffle : public Module {
  public:
   /// Throws bad_argument for a factor below 1.

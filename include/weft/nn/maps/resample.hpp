@@ -6,8 +6,8 @@
 
 namespace weft {
 
-/// A layer whose output is linear in its input, row by row and column by column; two tables of taps describe
-/// it. Programs may derive their own layers from it.
+/// A layer whose output is linear in its input, separately for rows and for columns; two tables of taps
+/// describe the layer. Programs may derive their own layers from it.
 class Resampling2d : public Module {
  public:
   /// For an x of this height, the rows of x from which each row of y is computed; throws bad_argument if x
@@ -23,11 +23,12 @@ class Resampling2d : public Module {
 struct Pad2dConfig {
   std::int64_t top = 0, bottom = 0, left = 0, right = 0;
   kernels::Padding rows = kernels::Padding::zeros,
-                   columns = kernels::Padding::zeros;  ///< above and below; left and right
+                   /// the rules for pixels above and below; for pixels left and right
+      columns = kernels::Padding::zeros;
 };
 
-/// Pixels around the border, as torch.nn.functional.pad, with a rule for rows and one for columns: a globe is
-/// circular in columns.
+/// Adds pixels around the border, as torch.nn.functional.pad does, with separate rules for rows and columns:
+/// a globe is circular in columns.
 class Pad2d : public Resampling2d {
  public:
   /// Throws bad_argument for a width below 0.
@@ -45,10 +46,11 @@ struct Pool2dConfig {
   bool count_padding = true;  ///< AvgPool2d: zeros beyond the border count in the mean
 };
 
-/// Means of the pixels that a kernel sees, as torch.nn.AvgPool2d.
+/// y has the means of the pixels that a kernel sees, as with torch.nn.AvgPool2d.
 class AvgPool2d : public Resampling2d {
  public:
-  /// Throws bad_argument for a kernel or stride below 1, a padding of more than half the kernel, a dilation.
+  /// Throws bad_argument for a kernel or stride below 1, for a padding of more than half the kernel, and for
+  /// a dilation other than 1.
   explicit AvgPool2d(const Pool2dConfig& config);
   const Pool2dConfig& config() const noexcept { return config_; }
   kernels::Taps rows(std::int64_t height) const override;
@@ -58,8 +60,8 @@ class AvgPool2d : public Resampling2d {
   Pool2dConfig config_;
 };
 
-/// `out` means of parts of about equal size, which may share pixels, as torch.nn.AdaptiveAvgPool2d; out 1 is
-/// the mean of the map.
+/// y has `out` pixels, the means of parts of about equal size, which may share pixels, as with
+/// torch.nn.AdaptiveAvgPool2d; with `out` 1 it is the mean of the map.
 class AdaptiveAvgPool2d : public Resampling2d {
  public:
   /// Throws bad_argument for an extent below 1.
@@ -72,8 +74,8 @@ class AdaptiveAvgPool2d : public Resampling2d {
   Extent2d out_;
 };
 
-/// The largest pixel that a kernel sees, as torch.nn.MaxPool2d; if several pixels are the largest, the first
-/// gets the gradient.
+/// y has the largest pixels that a kernel sees, as with torch.nn.MaxPool2d; if several pixels are the
+/// largest, the first of them gets the gradient.
 class MaxPool2d : public Module {
  public:
   /// Throws bad_argument for sizes below 1, and a padding of more than half the kernel.
@@ -94,10 +96,11 @@ struct Resize2dConfig {
   bool align_corners = false;  ///< for bilinear: the corner pixels of x and y have the same position
 };
 
-/// Row r of y, of m, is row floor(r n / m) of the n of x (nearest), or between the two about (r + 1/2) n / m
-/// - 1/2 (bilinear). Nearest uses exact integer arithmetic. torch.nn.Upsample multiplies r by n / m rounded
-/// to f32, and so takes the neighbouring row if the product falls on the other side of a whole number. For
-/// example, from 4 rows to 82, row 41 is row 2 of x here, and row 1 in torch.
+/// Let x have n rows and y have m rows. nearest: row r of y is row floor(r n / m) of x. bilinear: row r of y
+/// is interpolated between the two rows of x around position (r + 1/2) n / m - 1/2. nearest uses exact
+/// integer arithmetic. torch.nn.Upsample multiplies r by n / m rounded to f32, and so takes the neighbouring
+/// row if the product falls on the other side of a whole number. For example, from 4 rows to 82, row 41 is
+/// row 2 of x here, and row 1 in torch.
 class Resize2d : public Resampling2d {
  public:
   /// Throws bad_argument if neither an out nor a scale of at least 1 is given.
