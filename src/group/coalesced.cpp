@@ -77,6 +77,29 @@ std::array<const Extent*, 2> collision_of(std::vector<Extent>& all) {
   return {};
 }
 
+// Returns whether all that is read lies on one side of all that is written, whose buffers are in the order of
+// the calls: a program that receives into one array and sends from another one. If not, look closely.
+bool on_two_sides(std::span<const Operands> calls) noexcept {
+  constexpr std::uintptr_t kNone = ~std::uintptr_t{0};
+  std::uintptr_t read_from = kNone, read_to = 0, written_from = kNone, written_to = 0;
+  bool in_order = true;
+  for (const Operands& c : calls) {
+    const std::int64_t element = size_bytes(c.dtype);
+    if (c.in_count > 0) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(c.in);
+      read_from = std::min(read_from, begin);
+      read_to = std::max(read_to, begin + static_cast<std::uintptr_t>(c.in_count * element));
+    }
+    if (c.out_count > 0) {
+      const auto begin = reinterpret_cast<std::uintptr_t>(c.out);
+      in_order = in_order && begin >= written_to;
+      written_from = std::min(written_from, begin);
+      written_to = begin + static_cast<std::uintptr_t>(c.out_count * element);
+    }
+  }
+  return in_order && (read_to <= written_from || written_to <= read_from);
+}
+
 // Whether the buffers of these calls, as if all of them were one block, lie apart. False: look closely.
 bool plainly_apart(std::span<const Operands> calls) noexcept {
   constexpr std::size_t kMost = 64;
@@ -120,7 +143,7 @@ bool plainly_apart(std::span<const Operands> calls) noexcept {
 // Throws where a call writes memory that another one of the list writes or reads: which of the two is first
 // is for the transport and the peers to say.
 void check_apart(std::span<const Call> calls, std::span<const Operands> operands, const Membership& member) {
-  if (plainly_apart(operands) || WEFT_MUTANT("overlapping_calls")) return;
+  if (on_two_sides(operands) || plainly_apart(operands) || WEFT_MUTANT("overlapping_calls")) return;
   std::vector<Extent> all;
   all.reserve(2 * calls.size());
   for (std::size_t i = 0; i < calls.size(); ++i) add_extents(all, i, operands[i], calls[i]);
@@ -197,11 +220,12 @@ Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
   std::vector<Operands> many(calls.size() > kFew ? calls.size() : 0);
   const std::span<Operands> operands(many.empty() ? reinterpret_cast<Operands*>(few.data()) : many.data(),
                                      calls.size());
+  const Traits& of_backend = traits();
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const Call& c = calls[i];
     if (c.options.stream != Stream{}) check_stream(c.options.stream, name(c.op), true);
     // Made in its place: a copy would wait for stores of other sizes than its loads.
-    ::new (&operands[i]) Operands(check(c, traits(), member.rank, member.size, member.name));
+    ::new (&operands[i]) Operands(check(c, of_backend, member.rank, member.size, member.name));
   }
   if (!apart) check_apart(calls, operands, member);
   const auto from_any = std::count_if(calls.begin(), calls.end(), [](const Call& c) {

@@ -89,7 +89,7 @@ struct WindowPlan {
   bool newest_first = false;  ///< the last one started is finished first
   bool adjoint = false;       ///< each rank gives a gradient of its window, and gets that of its rows
   bool together = false;      ///< all exchanges as one, each of a Window of its own: start_together()
-  bool by_plan = false;       ///< by ProcessGroup::make_exchange(), each row as a box, instead of a Window
+  bool by_plan = false;       ///< by make_exchange(), not a Window; a row is a box or indices
   bool same_geometry(const WindowPlan& other) const {
     return before == other.before && after == other.after && edge == other.edge;
   }

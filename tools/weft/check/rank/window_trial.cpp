@@ -113,7 +113,19 @@ std::vector<std::byte> WindowTrial::expected(std::size_t field, std::int64_t i) 
   return small_numbers(s_.dtype, sums);
 }
 
-// Each row of a window is a box of its owner's part; the adjoint sends it back.
+namespace {
+
+// The elements of a row in a plan: as a box, or as a list of indices from the last element to the first.
+ExchangeBox box_of_row(int field, std::int64_t first, std::int64_t count, bool by_indices) {
+  ExchangeBox box{.field = field, .offset = first, .counts = {count}, .strides = {1}};
+  for (std::int64_t i = count; by_indices && i-- > 0;) box.indices.push_back(i);
+  return box;
+}
+
+}  // namespace
+
+// Each row of a window is a box of its owner's part, or every other row a list of indices; the adjoint sends it
+// back.
 ExchangePlan WindowTrial::plan() const {
   const Edge::Kind edge = edge_of(s_).kind;
   ExchangePlan plan;
@@ -134,7 +146,7 @@ ExchangePlan WindowTrial::plan() const {
         for (std::int64_t k = 0; k < reader.wanted; ++k) {
           const std::int64_t row = row_of(edge, reader.first - s_.window.before + k, all_) - holder.first;
           if (row < 0 || row >= holder.rows) continue;
-          add(mine ? windows : rows, other, {f, (mine ? k : row) * s_.count, {s_.count}, {1}});
+          add(mine ? windows : rows, other, box_of_row(f, (mine ? k : row) * s_.count, s_.count, k % 2 == 1));
         }
       }
   plan.sends = s_.window.adjoint ? windows : rows;
