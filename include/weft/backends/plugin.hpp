@@ -75,8 +75,9 @@ struct FoundBackend {
 std::vector<FoundBackend> find_backends(Context& context);
 /// The folders that are searched for plug-ins, in order.
 std::vector<std::string> backend_folders();
-/// The factory of that name: "shm", "auto" or a plug-in's. Throws unsupported; the text names the folders
-/// that were searched, or the file and its fault. Plug-ins stay loaded until the process ends. Thread-safe.
+/// The factory of the backend `name`: "shm", "auto" or the name of a plug-in. Throws unsupported if there is
+/// no such backend, or if it cannot be loaded; the text names the folders that were searched, or the file and
+/// its fault. Plug-ins stay loaded until the process ends. Thread-safe.
 BackendFactory load_backend(Context& context, std::string_view name);
 /// The traits of the backend of that name, before there is a group; loads it unless it is one of
 /// known_backends(). Throws the errors of load_backend(). Thread-safe.

@@ -24,7 +24,7 @@ using FullStateSource = std::function<void(std::string_view name, const TensorVi
 /// the list. Collective over `mesh` (a root mesh; empty: one rank). Every rank must give the same tensors in
 /// the same order. A rank that calls `see` allocates at most one global tensor and one part of it, in memory
 /// of the mesh's Context. Other ranks allocate at most one part, and nothing if the part is contiguous. If a
-/// rank already holds the global tensor, it is not copied.
+/// rank already holds the global tensor, the tensor is not copied.
 ///
 /// Throws the errors of save_checkpoint() about its tensors, and bad_argument if `root` is no rank. If `see`
 /// throws, this rank throws that exception. The other ranks throw an Error with the same code (`system` if

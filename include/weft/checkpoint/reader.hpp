@@ -56,8 +56,8 @@ class CheckpointReader {
 
 /// Reads all of a checkpoint and returns its faults, one line each, with file and bytes: missing or damaged
 /// files, tensors that a file does not have as the index says, and bytes that differ from the written ones.
-/// Empty if the checkpoint is sound. An index that cannot be read is one fault. If `progress` is given, it is
-/// called with the number of bytes read so far and the total number.
+/// Empty if the checkpoint is sound. An index that cannot be read counts as one fault. If `progress` is
+/// given, it is called with the number of bytes read so far and the total number.
 std::vector<std::string> verify_checkpoint(
     const std::filesystem::path& directory,
     const std::function<void(std::int64_t, std::int64_t)>& progress = {});

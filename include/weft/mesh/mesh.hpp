@@ -30,9 +30,9 @@ class MeshShape {
   MeshShape(std::initializer_list<MeshAxis> axes);
   explicit MeshShape(std::vector<MeshAxis> axes);
 
-  /// This shape with the -1 replaced, for `ranks` ranks (1 or more). Throws bad_argument if the sizes do not
-  /// fit the ranks; the text shows the calculation: `mesh: 6 ranks do not divide into tensor=4 x domain=1`,
-  /// `mesh: dp=2 x tp=2 = 4 ranks; the group has 6`.
+  /// Returns this shape for `ranks` ranks (1 or more): the size -1 is replaced by the size that fits. Throws
+  /// bad_argument if the sizes do not fit the ranks; the text shows the calculation: `mesh: 6 ranks do not
+  /// divide into tensor=4 x domain=1`, `mesh: dp=2 x tp=2 = 4 ranks; the group has 6`.
   MeshShape fit(int ranks) const;
 
   int axis_count() const noexcept { return static_cast<int>(axes_.size()); }

@@ -1,5 +1,5 @@
-// Puts a plan into effect on a model that has no memory yet. Pure arithmetic, no communication; called by
-// each rank for its own copy of the tree.
+// Applies a plan to a model that has no memory yet. Pure arithmetic, no communication; each rank calls it for
+// its own copy of the tree.
 #pragma once
 
 #include "weft/mesh/mesh.hpp"
@@ -9,11 +9,11 @@
 namespace weft {
 
 /// Splits the layers that `plan` names over `axis`, a sub-mesh of one or more axes: sets layouts of
-/// parameters and boundaries of modules, nothing else. Types and paths stay. Parameters that already have a
-/// layout keep it on the other axes. parallelize() leaves parameters that the plan does not reach as they
-/// are: call replicate() for them.
+/// parameters and boundaries of modules, and nothing else. Types and paths stay. Parameters that already have
+/// a layout keep it on the other axes. parallelize() does not change parameters to which the plan does not
+/// apply: call replicate() for them.
 ///
-/// On an axis of one rank the plan is checked and nothing is set.
+/// On an axis of one rank it only checks the plan.
 ///
 /// Throws before anything changes:
 ///   bad_argument  a pattern that matches nothing; two entries for one module; a layer of the wrong kind; a

@@ -13,8 +13,8 @@
 
 namespace weft {
 
-/// How one module takes part. A Style is plain data; the library knows nothing else about it. These styles
-/// are built in:
+/// How one module is split. A Style is plain data; the library knows nothing else about it. These styles are
+/// built in:
 ///
 ///   Style            split    parameters                         boundaries
 ///   enter            –        –                                  before: x is whole; dx of the column layers
@@ -31,9 +31,9 @@ namespace weft {
 ///   cut_sequence     –        whole                              after: y, whole, is cut along dimension 1
 ///   gather_sequence  –        whole                              before: x, cut along dimension 1, is gathered
 ///
-/// The first five are for tensors that are whole between layers; on_sequence() converts each into the style
-/// for tensors that are cut along the sequence between layers. Make other styles in the same way:
-/// Style{"mine", {}, Style::Change{Replicate{}, Shard{1}}, {}, …}.
+/// The first five styles are for tensors that are whole between layers; on_sequence() converts each of them
+/// into the style for tensors that are cut along the sequence between layers. Make other styles in the same
+/// way: Style{"mine", {}, Style::Change{Replicate{}, Shard{1}}, {}, …}.
 struct Style {
   /// A RedistributeBoundary along the axes.
   struct Change {
@@ -41,19 +41,22 @@ struct Style {
     friend bool operator==(const Change&, const Change&) = default;
   };
   std::string_view name;
-  /// the argument for the module's ShardRule; nothing: its parameters stay whole
+  /// the argument for Module::shard_rule(); nothing: the module's parameters stay whole
   std::optional<Split> split{};
-  std::optional<Change> before{};     ///< on each floating-point input
-  std::optional<Change> after{};      ///< on each floating-point output
+  std::optional<Change> before{};     ///< the change of each floating-point input
+  std::optional<Change> after{};      ///< the change of each floating-point output
   bool before_is_for_inside = false;  ///< `before` serves the column layers inside, so there must be one
-  bool shares_before = false;         ///< needs no `before` of its own if such a module is around it
-  /// The units that the rule counts need not divide evenly: parts then differ by one unit, and may be empty.
+  /// `before` is left out if a module with before_is_for_inside is around this module
+  bool shares_before = false;
+  /// Whether the numbers of ShardRule::whole_units need not be multiples of the number of ranks: parts then
+  /// differ by one unit, and may be empty.
   bool uneven = false;
 
-  /// This style for tensors that are Shard(dim) (the sequence) between modules, and not whole (Korthikanti et
-  /// al., Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198, section 4.2.2): an
-  /// input that would be whole is gathered along `dim`, and its gradient is reduce-scattered; an output that
-  /// would be all-reduced is reduce-scattered, and its gradient is gathered. Gathered features stay gathered.
+  /// Returns this style for tensors that are Shard(dim) (the sequence) between modules, and not whole
+  /// (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198,
+  /// section 4.2.2): an input that would be whole is gathered along `dim`, and its gradient is
+  /// reduce-scattered; an output that would be all-reduced is reduce-scattered, and its gradient is gathered.
+  /// Gathered features stay gathered.
   Style on_sequence(int dim = 1) const {
     Style s = *this;
     if (s.before && is_replicate(s.before->from)) s.before->from = Shard{dim};
@@ -102,8 +105,8 @@ class Plan {
     return *this;
   }
   const std::vector<Entry>& entries() const noexcept { return entries_; }
-  /// The module at this path (not a pattern) itself stays whole: parallelize() does not ask for its units(),
-  /// even if entries split layers inside it.
+  /// States that the module at `path` (not a pattern) itself stays whole: parallelize() does not check its
+  /// units(), even if entries split layers inside the module.
   Plan& leave_whole(std::string path) {
     left_whole_.push_back(std::move(path));
     return *this;
@@ -115,7 +118,7 @@ class Plan {
   std::vector<std::string> left_whole_;
 };
 
-/// Whether `path` is one of those that `pattern` describes.
+/// Whether `path` matches `pattern`.
 bool matches(std::string_view pattern, std::string_view path) noexcept;
 
 }  // namespace weft

@@ -10,10 +10,10 @@
 namespace weft {
 
 /// The counterpart of fully_shard(): gives every parameter and buffer of `root` without a layout a replicated
-/// layout, and makes a GradientReducer over `axes` for the trained parameters. After parallelize(); before or
-/// after materialise(). If parameters already have values, it compares them like check_replicas(): if they
-/// differ, all ranks throw mismatch that names the first different parameter. Throws bad_argument if a
-/// parameter belongs to another reducer or to a sharded model.
+/// layout, and makes a GradientReducer over `axes` for the trained parameters. Call it after parallelize(),
+/// and before or after materialise(). If parameters already have values, it compares them like
+/// check_replicas(): if they differ, all ranks throw mismatch that names the first different parameter.
+/// Throws bad_argument if a parameter belongs to another reducer or to a sharded model.
 std::unique_ptr<GradientReducer> apply_ddp(Module& root, const DeviceMesh& axes,
                                            const GradientReducerOptions& options = {});
 

@@ -1,5 +1,5 @@
-// Saves and resumes a training run: parameters and the state of an optimizer are tensors of a checkpoint.
-// Called by every rank of a mesh, each from the thread that owns its model.
+// Saves and resumes a training run: parameters and the state of an optimizer become tensors of a checkpoint.
+// All ranks of a mesh call these functions, each from the thread that owns its model.
 #pragma once
 
 #include "weft/checkpoint/async.hpp"
@@ -12,8 +12,8 @@
 
 namespace weft {
 
-/// The state of a training run besides its model: an optimizer and averages of the masters; each may be null.
-/// An optimizer converts to a TrainingState. Loading writes into both.
+/// The state of a training run in addition to its model: an optimizer, and averages of the masters; each may
+/// be null. An optimizer converts to a TrainingState. Loading writes into both.
 struct TrainingState {
   TrainingState(const Optimizer* optimizer_in = nullptr, const Ema* ema_in = nullptr)
       : optimizer(optimizer_in), ema(ema_in) {}
@@ -21,10 +21,10 @@ struct TrainingState {
   const Ema* ema;
 };
 
-/// save_checkpoint() of weft/checkpoint/checkpoint.hpp for the masters of `parameters`, as "param.<path>",
-/// the state of the optimizer, as "optimizer.<state>.<path>", and averages, as "ema.average.<path>" and
-/// "ema.updates.<path>". Throws the errors of that function: `layout` if a parameter has no layout on a mesh
-/// of several ranks.
+/// Calls save_checkpoint() of weft/checkpoint/checkpoint.hpp for the masters of `parameters`, as
+/// "param.<path>", the state of the optimizer, as "optimizer.<state>.<path>", and averages, as
+/// "ema.average.<path>" and "ema.updates.<path>". Throws the errors of that function, for example `layout` if
+/// a parameter has no layout on a mesh of several ranks.
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                      std::span<Parameter* const> parameters, const TrainingState& state,
                      const CheckpointExtra& extra = {}, const SaveOptions& options = {});
@@ -48,17 +48,17 @@ bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, 
 /// error, like any other tensor that is not requested. Parameters must be materialised. Tensors that are
 /// stored under older names (remap_old_names() of weft/checkpoint/remap.hpp), and are not requested under
 /// these names, are read under the current names: CheckpointInfo::remapped lists them, and rank 0 logs one
-/// warning. Throws the errors of load_checkpoint() for tensors. If reading fails halfway, some masters are
-/// new and others are not; weights agree with their masters.
+/// warning. Throws the errors of load_checkpoint() for tensors. If reading fails halfway, some masters have
+/// new values and others do not; each weight agrees with its master.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                std::span<Parameter* const> parameters, const TrainingState& state);
 /// Like the function above, for a whole model, with its buffers.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                const Module& model, const TrainingState& state);
 
-/// gather_full_state() and set_full_state() of weft/checkpoint/full_state.hpp for a model and `state`, under
-/// the names that a checkpoint has. If the model is on a device, this rank's parts are copied to the host
-/// first. After set_full_state() weights are made again from the masters.
+/// Call gather_full_state() and set_full_state() of weft/checkpoint/full_state.hpp for a model and `state`,
+/// with the names that a checkpoint would have. If the model is on a device, this rank's parts are copied to
+/// the host first. After set_full_state() weights are made again from the masters.
 void gather_full_state(const DeviceMesh& mesh, const Module& model, const TrainingState& state, int root,
                        const FullStateVisitor& see);
 void set_full_state(const DeviceMesh& mesh, const Module& model, const TrainingState& state, int root,

@@ -21,15 +21,15 @@ struct MixedPrecision {
   /// The dtype of gathered weights, f32 or bf16: weights are sent, and products computed, in this dtype.
   DType param = DType::f32;
   DType reduce = DType::f32;  ///< the dtype of gradients while ranks combine them, f32 or bf16
-  /// If `param` is bf16, the inputs of a sharded module are rounded to the values that PyTorch's cast to bf16
-  /// gives; the tensors stay f32, as layers require. Integers stay.
+  /// If `param` is bf16, the values of a sharded module's inputs are rounded to bf16, as PyTorch's cast
+  /// rounds them; but the tensors stay f32, as layers require. Integer inputs do not change.
   bool cast_inputs = true;
 };
 /// bf16 weights and inputs, f32 reduction.
 MixedPrecision default_mp_policy() noexcept;
 
 /// The axes over which parameters are cut, and the axes over which the shards are replicated (HSDP):
-/// mesh["dp"], or {mesh["dp_shard"], mesh["dp_replicate"]}. Each may have several axes.
+/// mesh["dp"], or {mesh["dp_shard"], mesh["dp_replicate"]}. Each of the two meshes may have several axes.
 struct ShardAxes {
   ShardAxes(DeviceMesh shard_axes) : shard(std::move(shard_axes)) {}
   ShardAxes(DeviceMesh shard_axes, DeviceMesh replicate_axes)
@@ -38,25 +38,26 @@ struct ShardAxes {
 };
 
 /// The treatment of a block's weights between its forward and its backward. true: they are dropped, and
-/// gathered again. false: they are kept. A number n: each rank keeps 1/n of them, and backward gathers among
-/// n neighbouring ranks of the shard axes (the ranks of one host, for example); n must divide the number of
-/// ranks.
+/// gathered again. false: they are kept. A number n: each rank keeps 1/n of the weights, and backward gathers
+/// them from n neighbouring ranks of the shard axes (the ranks of one host, for example); n must divide the
+/// number of ranks.
 using ReshardAfterForward = std::variant<bool, int>;
 
 struct FullyShardOptions {
-  /// Which modules are blocks, gathered and dropped one by one: patterns of paths below the root, as in a
-  /// Plan ("layers.*"). Parameters outside of all blocks, and a weight that several blocks share, are
-  /// gathered with the root for the whole of a pass.
+  /// The modules that are blocks, whose weights are gathered and dropped separately: patterns of paths below
+  /// the root, as in a Plan ("layers.*"). Parameters outside of all blocks, and a weight that several blocks
+  /// share, are gathered with the root for a whole pass.
   std::vector<std::string> blocks = {};
   MixedPrecision precision = {};
   ReshardAfterForward reshard_after_forward = true;  ///< for blocks; the root keeps its weights for backward
-  /// The next block's weights are gathered while a block computes, in the order of the last forward pass.
+  /// Whether the next block's weights are gathered while a block computes, in the order of the last forward
+  /// pass.
   bool prefetch = true;
   /// The treatment of a parameter that a backward pass did not use on some rank; see BucketReducer.
   Unused unused = Unused::error;
 };
 
-/// Bytes on this rank.
+/// Numbers of bytes on this rank.
 struct ShardMemory {
   std::int64_t masters = 0;      ///< this rank's part of the parameters, f32
   std::int64_t rounded = 0;      ///< this part in MixedPrecision::param, if that is not f32
@@ -83,12 +84,13 @@ struct ShardMemory {
 ///
 /// All ranks must run the same sharded modules in the same order. If a pass, forward or backward, throws on
 /// all ranks, the program can continue with the model: nothing is in flight, all weights are dropped, and no
-/// parameter has a gradient. The same holds if a hook throws, except for a hook at end_of_backward, and for
-/// the `leave` of a hook that was set around the root before fully_shard(): these run when the pass is over.
-/// If only one rank throws, the others wait for it until their deadline; their error names it.
+/// parameter has a gradient. This also holds if a hook throws, except for a hook at end_of_backward, and for
+/// the `leave` of an Around that was set on the root before fully_shard(), because these run after the pass.
+/// If only one rank throws, the others wait for it until their deadline; their error names this rank.
 ///
-/// An error ends the outermost pass. If a module catches an exception of a block inside it and continues, the
-/// outermost pass throws unsupported at its end, naming the block; gradients are discarded as above.
+/// An error must end the outermost pass. If a module catches an exception of a block inside it and continues,
+/// the outermost pass throws unsupported at its end, naming the block, and drops weights and gradients as
+/// above.
 class FullySharded {
  public:
   ~FullySharded();
@@ -101,14 +103,14 @@ class FullySharded {
 
   /// While the result exists, backward passes reduce nothing: each parameter keeps the full gradient of this
   /// rank, Partial over the axes, so a rank needs memory for all gradients of the model. The next pass
-  /// afterwards adds to these gradients and reduces the sum. Throws bad_argument if a parameter has a reduced
-  /// gradient already, naming it. Without no_sync() every pass reduces: more is sent, but no full gradients
-  /// are kept.
+  /// afterwards adds to these gradients and reduces the sum. Throws bad_argument, naming the parameter, if a
+  /// parameter already has a reduced gradient. Without no_sync() every pass reduces: ranks send more, but
+  /// keep no full gradients.
   NoSync no_sync();
-  /// Reduces gradients that were made only by passes inside no_sync(); collective if there are any, and
-  /// otherwise it does nothing. Parameters that none of these passes used are treated as after a pass outside
-  /// no_sync(): see FullyShardOptions::unused. Throws bad_argument while a NoSync exists. After any other
-  /// error no parameter has a gradient.
+  /// Reduces gradients that only passes inside no_sync() have made; does nothing if there are none.
+  /// Collective. A parameter that none of these passes used is treated as after a pass outside no_sync(): see
+  /// FullyShardOptions::unused. Throws bad_argument while a NoSync exists. After any other error no parameter
+  /// has a gradient.
   void finish();
   /// After an error between passes: drops gathered weights and all gradients, and waits for calls in flight.
   /// All ranks must call it.
@@ -122,7 +124,8 @@ class FullySharded {
   ShardMemory memory() const;
   /// The number of gathers that began before the module that needs them: a measure of overlap.
   std::int64_t prefetched() const noexcept;
-  /// The number of reductions and gathers in flight now. The number of blocks whose weights are gathered now.
+  /// in_flight(): the number of reductions and gathers in flight now. gathered_blocks(): the number of blocks
+  /// whose weights are gathered now.
   int in_flight() const noexcept;
   int gathered_blocks() const noexcept;
   /// Bytes that this rank receives in one gather of all blocks, and sends in one reduction of all gradients:
@@ -138,14 +141,14 @@ class FullySharded {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Cuts the parameters of `root`, after parallelize() and before materialise(); and makes passes of `root`
-/// gather and reduce. Before materialise() it does not communicate. A parameter without a layout counts as
-/// the same on all ranks.
+/// Cuts the parameters of `root`, and makes passes of `root` gather and reduce. Call it after parallelize()
+/// and before materialise(); then it does not communicate. A parameter without a layout counts as equal on
+/// all ranks.
 ///
 /// The first pass compares the values that the replicate axes replicate, and the blocks (like
 /// ShardedParameters); if they differ, all ranks throw mismatch.
 ///
-/// It may also be called after materialise(): each rank then keeps its part of the present values. All ranks
+/// It may also be called after materialise(); then each rank keeps its part of the present values. All ranks
 /// of the axes must have the same values: it calls check_replicas(), which throws mismatch that names the
 /// first different parameter.
 ///

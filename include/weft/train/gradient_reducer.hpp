@@ -17,10 +17,11 @@ namespace weft {
 using GradientReducerOptions = BucketOptions;
 using AveragerOptions [[deprecated("GradientReducerOptions")]] = BucketOptions;
 
-/// A BucketReducer that listens to parameters: it makes every gradient that is Partial on the axes (sum, or
-/// avg if each rank has the mean of its own data) Replicate on them. If a parameter itself is cut along an
-/// axis (a LayerNorm over space is cut along the axes of its maps), its gradient is reduced only over the
-/// other axes. One backward pass, or several with no_sync() around those before the last, then finish():
+/// A BucketReducer that listens to parameters. Every gradient that is Partial on the axes (sum, or avg if
+/// each rank has the mean of its own data) becomes Replicate on these axes. If a parameter itself is cut
+/// along an axis (a LayerNorm over space is cut along the axes of its maps), its gradient is reduced only
+/// over the other axes. A step has one backward pass, or several with no_sync() around all except the last,
+/// and then finish():
 ///
 ///   { const NoSync off = reducer.no_sync();  … micro-batches but the last … }
 ///   … the last micro-batch …   reducer.finish();   optimizer.step(rate);   zero gradients
@@ -33,12 +34,13 @@ using AveragerOptions [[deprecated("GradientReducerOptions")]] = BucketOptions;
 ///
 /// The first finish() compares among the ranks the list of parameters, the options, and the present values of
 /// the parameters that the axes replicate, including frozen parameters; if they differ, all ranks throw
-/// mismatch that names the first difference. In later steps the reductions also compare the options, learning
-/// rate and number of the last step that AdamW or SGD took: if they differ, all ranks throw mismatch, unless
-/// some of the parameters have had no step.
+/// mismatch that names the first difference. In later steps the reductions also compare the options, the
+/// learning rate and the number of the last step that AdamW or SGD took. If these differ, all ranks throw
+/// mismatch; if some of the parameters have had no step, they are not compared.
 ///
-/// The buckets of a model on a device are on that device. All parameters must have been materialised with one
-/// Compute: options.compute, or, if that is null, any. BucketReducer says when the host waits.
+/// The buckets of a model on a device are on that device. All parameters must have been materialised with the
+/// same Compute: options.compute, or any Compute if that is null. The comment of BucketReducer says when the
+/// host waits.
 ///
 /// While a bucket is in flight its gradients belong to the reduction: do not touch them before finish().
 class GradientReducer {
@@ -46,11 +48,12 @@ class GradientReducer {
   using Options = GradientReducerOptions;
 
   /// Listens to those of `parameters` that are trained; all must outlive the reducer, and need no memory yet.
-  /// `axes`: a sub-mesh of one or more axes (HSDP's replicate axis; dp and domain). All its ranks must give
-  /// the same parameters in the same order. No communication if nothing is wrong. Throws bad_argument, naming
-  /// the parameter, if a parameter has another GradientReducer, because two would reduce one gradient twice;
-  /// also for options that BucketReducer refuses. This rank then waits, at most its deadline, until the other
-  /// ranks finish() their first step; they throw `gradient_reducer: dp rank 1 failed: …`.
+  /// `axes`: a sub-mesh of one or more axes (HSDP's replicate axis; dp and domain). All ranks of `axes` must
+  /// give the same parameters in the same order. No communication if nothing is wrong. Throws bad_argument,
+  /// naming the parameter, if a parameter has another GradientReducer, because two reducers would reduce one
+  /// gradient twice. Also throws for options that BucketReducer refuses. Before it throws, this rank waits,
+  /// at most its deadline, until the other ranks finish() their first step; they throw `gradient_reducer: dp
+  /// rank 1 failed: …`.
   GradientReducer(std::vector<Parameter*> parameters, DeviceMesh axes, Options options = {});
   /// Stops listening. If a reduction is still in flight, the group of the axes fails.
   ~GradientReducer();
@@ -63,13 +66,14 @@ class GradientReducer {
   /// became final; finish() comes first`.
   NoSync no_sync();
 
-  /// After the last backward pass: waits until every gradient is reduced and states so in its layout.
-  /// Collective over the axes. While a NoSync exists, throws bad_argument before anything is sent, because
-  /// the last pass must come after it. Throws bad_argument on all ranks for parameters that no pass used:
-  /// `gradient_reducer: no backward pass used "a.weight" on dp rank 1 …`; layout, naming parameter and axis,
-  /// if a gradient is not Partial (Replicate or Shard would be counted or mixed), or is not cut like its
-  /// parameter; also if there is a hook and parameters are reduced over several sets of axes. After such an
-  /// error no gradient is usable until the gradients are zeroed.
+  /// Call it after the last backward pass: waits until every gradient is reduced, and sets the gradients'
+  /// layouts accordingly. Collective over the axes. While a NoSync exists, throws bad_argument before
+  /// anything is sent, because the last pass must come after it. Throws bad_argument on all ranks for
+  /// parameters that no pass used: `gradient_reducer: no backward pass used "a.weight" on dp rank 1 …`;
+  /// layout, naming parameter and axis, if a gradient is not Partial (a sum would count replicas several
+  /// times, and mix different shards), or is not cut like its parameter. Also throws layout if there is a
+  /// hook and parameters are reduced over several sets of axes. After such an error no gradient is usable
+  /// until the gradients are zeroed.
   void finish();
 
   /// Bytes of each bucket, in the order they are reduced; empty before the first finish().
@@ -108,9 +112,9 @@ class GradientReducer {
 
 using GradientAverager [[deprecated("GradientReducer")]] = GradientReducer;
 
-/// For a program in which only one rank steps, and sends the new values to the others: call it after each
-/// step, on all ranks. Reducers, sharded models and trainers then use the values of `parameter` as they are,
-/// and compare no options or learning rates. `parameter` must be materialised.
+/// For a program in which only one rank takes the step, and sends the new values to the others: call it after
+/// each step, on all ranks. Reducers, sharded models and trainers then use the values of `parameter` as they
+/// are, and compare no options or learning rates. `parameter` must be materialised.
 void forget_history(const Parameter& parameter);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// The gradients of a model's parameters as Gradients, on which dp works. Used by the thread that owns the
-// model.
+// The gradients of a model's parameters, as Gradients for the functions of weft/dp. Used by the thread that
+// owns the model.
 #pragma once
 
 #include <span>
@@ -13,23 +13,23 @@
 namespace weft {
 
 /// The gradient of each trained parameter, in the order given, without a copy. Valid until the memory of a
-/// gradient is replaced. Throws bad_argument, naming the parameter, if one has no gradient: `clip_grad_norm:
-/// "w" has no gradient`. `what` is the name of the caller in the text.
+/// gradient is replaced. Throws bad_argument, naming the parameter, if a parameter has no gradient:
+/// `clip_grad_norm: "w" has no gradient`. `what` is the name of the caller in the text.
 std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what);
 
-/// reduce_gradients() of gradients_of(parameters); sets the new layouts of the gradients. Collective. If
-/// options.compute is null and the model is on a device, this function and those below use the Compute of
-/// materialise().
+/// Calls reduce_gradients() for gradients_of(parameters), and sets the new layouts of the gradients.
+/// Collective. If options.compute is null and the model is on a device, this function and the functions below
+/// use the Compute of materialise().
 ///
 ///   model.backward(dy, frame);
 ///   reduce_gradients(model.parameters(), mesh, {.data_axes = mesh["dp"]});
 ///
-/// A GradientReducer reduces over data axes during the backward pass; then reduce_gradients(parameters,
-/// mesh["tp"]) does the rest.
+/// If a GradientReducer reduces over data axes during the backward pass, call reduce_gradients(parameters,
+/// mesh["tp"]) for the tensor axis.
 void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                       const ReduceOptions& options = {});
 
-/// grad_norm(), clip_grad_norm() and sync_replicated_gradients() of gradients_of(parameters).
+/// Call grad_norm(), clip_grad_norm() and sync_replicated_gradients() for gradients_of(parameters).
 double grad_norm(std::span<Parameter* const> parameters, double p = 2, Compute* compute = nullptr);
 double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);

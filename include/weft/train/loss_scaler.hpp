@@ -22,9 +22,8 @@ namespace weft {
 ///     if (scaler.unscale(gradients, mesh)) { clip_grad_norm(gradients, …);  optimizer.step(rate); }
 ///     scaler.update();
 ///
-/// The scale falls after a step that was skipped, and rises after `interval` steps in a row that were not. If
-/// growth and backoff are powers of two, they change no bit of a gradient that neither overflows nor
-/// vanishes.
+/// The scale falls after a skipped step, and rises after `interval` steps in a row that were not skipped. If
+/// growth and backoff are powers of two, scaling does not change gradients that neither overflow nor vanish.
 class LossScaler {
  public:
   struct Options {
@@ -42,13 +41,14 @@ class LossScaler {
   explicit LossScaler(const Options& options);
   LossScaler() : LossScaler(Options()) {}
 
-  /// The factor of the loss, or of its gradient.
+  /// The factor by which the program must multiply the loss, or the gradient of the loss with which it starts
+  /// backward.
   double scale() const noexcept { return state_.scale; }
 
   /// Returns whether every element of all gradients is finite on all ranks of `axes`; the result is the same
   /// on all of them. If it is true, divides the gradients by scale(); otherwise leaves them as they are, and
-  /// the program must skip the step. Costs one small collective over `axes`, the mesh of all ranks that step
-  /// together; different ranks may have different gradients.
+  /// the program must skip the step. Costs one small collective over `axes`, which must contain all ranks
+  /// that step together; different ranks may have different gradients.
   ///
   /// A program may unscale several lists (of two optimizers, for example) one by one before update(): each
   /// result is for that list only, and the scale falls if any list was not finite. Unscale each list only
@@ -63,24 +63,25 @@ class LossScaler {
   /// device, it uses the Compute of materialise().
   bool unscale(std::span<Parameter* const> parameters, const DeviceMesh& axes, Compute* compute = nullptr);
 
-  /// Call it after each step, taken or skipped: it adjusts the scale. Throws bad_argument if unscale() was
-  /// not called since the last update(). Throws on all ranks, and leaves the scale as it was, if gradients
-  /// are not finite at `least`. No communication.
+  /// Adjusts the scale. Call it after each step, whether the step was taken or skipped. Throws bad_argument
+  /// if unscale() was not called since the last update(). Throws on all ranks, and leaves the scale as it
+  /// was, if gradients are not finite at `least`. No communication.
   void update();
-  /// Call it instead of update() if the program discards the gradients and computes them again: it forgets
-  /// the result of unscale(). The scale stays.
+  /// Forgets the result of unscale(); the scale stays. Call it instead of update() if the program discards
+  /// the gradients and computes them again.
   void discard() noexcept { found_ = Found::unknown; }
 
-  /// The state with which a resumed run continues as if it had not stopped.
+  /// The state of the scaler. A resumed run that restores it continues as if it had not stopped.
   struct State {
     double scale = 0;
-    std::int64_t good_steps = 0;  ///< in a row
+    std::int64_t good_steps = 0;  ///< steps in a row that were not skipped
   };
   const State& state() const noexcept { return state_; }
-  /// Throws bad_argument if the scale is not finite or not more than 0, or if the count is below 0.
+  /// Restores a state. Throws bad_argument if the scale is not finite or not more than 0, or if the count is
+  /// below 0.
   void set_state(const State& state);
-  /// Converts the state to a text for a checkpoint's description, and back, exactly. Throws bad_argument for
-  /// a text that is no state.
+  /// Convert the state to a text, for a string of a checkpoint, and back, exactly. Throws bad_argument for a
+  /// text that is no state.
   std::string to_text() const;
   void set_text(std::string_view text);
 

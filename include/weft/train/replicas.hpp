@@ -1,4 +1,4 @@
-// check_replicas() of a model's parameters. Used by the one thread that owns the model.
+// Checks that replicas of a model's parameters are equal. Used by the one thread that owns the model.
 #pragma once
 
 #include <span>
