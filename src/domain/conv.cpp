@@ -150,7 +150,6 @@ class ConvPasses final : public MapPasses {
     auto& conv = dynamic_cast<Conv2d&>(module);
     const Conv2dConfig& c = conv.config();
     const Tensors kept = frame.pop(module);
-    const Tensor& seen = kept[0];
     const auto plan = plan_of(conv, of_x);
     expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y);
     Fetched seeing = start(frame, plan->seeing.window, dy);
@@ -159,14 +158,16 @@ class ConvPasses final : public MapPasses {
       conv.bias->accumulate(layouts::gradient_of(conv.bias->weight().layout(), of_x, 1),
                             [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
     const LayoutRef of_dw = layouts::gradient_of(w.layout(), of_x, 1);
-    const auto write = [&](const Tensor& into, bool add) {
-      conv::weight_gradient(frame, seen, dy, c.groups, plan->seen.shape(plan->k.shape(c.in)), w.dtype(), into,
-                            add);
-    };
-    if (conv.spectral_norm())
-      conv.spectral_norm()->accumulate(frame, kept, of_dw, write);
-    else
-      conv.weight->accumulate(of_dw, write);
+    frame.later([&conv, kept, dy, plan, of_dw, dtype = w.dtype()](Frame& f) {
+      const auto write = [&](const Tensor& into, bool add) {
+        conv::weight_gradient(f, kept[0], dy, conv.config().groups,
+                              plan->seen.shape(plan->k.shape(conv.config().in)), dtype, into, add);
+      };
+      if (conv.spectral_norm())
+        conv.spectral_norm()->accumulate(f, kept, of_dw, write);
+      else
+        conv.weight->accumulate(of_dw, write);
+    });
     seeing.transfer.finish();
     const kernels::UnfoldShape shape = plan->seeing.shape(plan->k.shape(c.in), plan->back);
     const Tensor dx = make_maps(frame, of_x);

@@ -62,10 +62,12 @@ class ConvTransposePasses final : public MapPasses {
       conv.bias->accumulate(layouts::gradient_of(conv.bias->weight().layout(), plan->of_y, 1),
                             [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
     seen.transfer.finish();
-    conv.weight->accumulate(
-        layouts::gradient_of(w.layout(), x.layout(), 1), [&](const Tensor& into, bool add) {
-          conv::weight_gradient(frame, seen.window, x, conv.config().groups, shape, w.dtype(), into, add);
-        });
+    const LayoutRef of_dw = layouts::gradient_of(w.layout(), x.layout(), 1);
+    frame.later([&conv, window = seen.window, x, shape, of_dw, dtype = w.dtype()](Frame& f) {
+      conv.weight->accumulate(of_dw, [&](const Tensor& into, bool add) {
+        conv::weight_gradient(f, window, x, conv.config().groups, shape, dtype, into, add);
+      });
+    });
     const Tensor dx = make_maps(frame, x.layout());
     conv::correlate(frame, seen.window, w, conv.config().groups, shape, dx);
     return {dx};

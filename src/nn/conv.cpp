@@ -239,12 +239,12 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
     kernels::fill(frame.kernels(), dx.data_ptr<float>(), 0.0f, dx.count());
   const kernels::UnfoldShape of_wide = of_padded(config_, seen);
   const Tensor operand = as_operand(frame, dy, w);
-  const auto write = [&](const Tensor& dw, bool add) {
-    conv::weight_gradient(frame, padded(frame, config_, x), operand, config_.groups, of_wide, w.dtype(), dw,
-                          add);
-  };
   const LayoutRef of_dw = layouts::gradient_of(w.layout(), x.layout(), kChannels);
-  accumulate_weight(frame, kept, of_dw, write);
+  frame.later([this, kept, operand, of_dw, of_wide, dtype = w.dtype()](Frame& f) {
+    accumulate_weight(f, kept, of_dw, [&](const Tensor& dw, bool add) {
+      conv::weight_gradient(f, padded(f, config_, kept[0]), operand, config_.groups, of_wide, dtype, dw, add);
+    });
+  });
   if (dy.count() == 0 || x.count() == 0) return {dx};
   const Tensor dwide = pads(config_) ? frame.compute().make({batch, in, of_wide.height, of_wide.width}) : dx;
   conv::spread(frame, operand, w, config_.groups, of_wide, dwide, weight.get());

@@ -106,10 +106,13 @@ Tensors Embedding::do_backward(Inputs gradients, Frame& frame) {
   const std::int64_t dim = w.size(1);
   const LayoutRef of_y = looked_up(*this, tokens, *weight, with_dim(layouts::global_shape(tokens), dim));
   expect_gradient(*this, dy, with_dim(tokens.shape(), dim), layouts::gradient_of_output(of_y));
-  weight->accumulate(layouts::gradient_of(w.layout(), tokens.layout(), -1), [&](const Tensor& dw, bool add) {
-    if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
-    kernels::embedding_backward(frame.kernels(), tokens.data_ptr<std::int64_t>(), dy.data_ptr<float>(),
-                                dw.data_ptr<float>(), tokens.count(), rows_of(w), dim);
+  const LayoutRef of_dw = layouts::gradient_of(w.layout(), tokens.layout(), -1);
+  frame.later([w = weight, of_dw, tokens, dy, dim](Frame& f) {
+    w->accumulate(of_dw, [&](const Tensor& dw, bool add) {
+      if (!add) kernels::fill(f.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
+      kernels::embedding_backward(f.kernels(), tokens.data_ptr<std::int64_t>(), dy.data_ptr<float>(),
+                                  dw.data_ptr<float>(), tokens.count(), rows_of(w->weight()), dim);
+    });
   });
   return {};
 }

@@ -114,4 +114,19 @@ Tensors Frame::pop(const Module& of) {
   return tensors;
 }
 
+void LeftOver::run() { run_from(0); }
+
+void LeftOver::run_from(std::size_t first) {
+  // The work is taken out before it runs: after an error none of it is left.
+  const auto begin = work_.begin() + static_cast<std::ptrdiff_t>(first);
+  std::vector<std::pair<Compute*, Work>> work(std::make_move_iterator(begin),
+                                              std::make_move_iterator(work_.end()));
+  work_.erase(begin, work_.end());
+  for (auto& [compute, part] : work) {
+    Frame frame(*compute);
+    part(frame);
+    part = nullptr;  // so that the tensors that it holds go before the next part needs memory
+  }
+}
+
 }  // namespace weft

@@ -140,8 +140,10 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const Tensor operand = as_operand(frame, dy, w);
   const LayoutRef of_dw =
       layouts::partial_as(layouts::gradient_of(w.layout(), x.layout(), last), dy.layout());
-  accumulate_weight(frame, kept, of_dw, [&](const Tensor& dw, bool add) {
-    multiply(frame, operand, Stored::transposed, x, Stored::plain, dw, out, in, tokens, add);
+  frame.later([this, kept, operand, of_dw, in, out, tokens](Frame& f) {
+    accumulate_weight(f, kept, of_dw, [&](const Tensor& dw, bool add) {
+      multiply(f, operand, Stored::transposed, kept[0], Stored::plain, dw, out, in, tokens, add);
+    });
   });
   const Tensor dx = frame.compute()
                         .make(x.shape(), DType::f32, dx_memory())

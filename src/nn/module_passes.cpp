@@ -27,6 +27,7 @@ class Scopes {
   Scopes(const Scopes&) = delete;
   Scopes& operator=(const Scopes&) = delete;
   ~Scopes() { leave_quietly(); }
+  bool any() const noexcept { return !all_.empty(); }
   /// To be called at the end of a pass that did not throw: rethrows an error of leave() after all other
   /// scopes were left, too.
   void leave() {
@@ -170,6 +171,7 @@ Tensors Module::forward(Inputs x, Frame& frame) {
 
 Tensors Module::backward(Inputs dy, Frame& frame) {
   const Frame::Nested nested(frame);
+  const std::size_t left_over = frame.left_over();
   Scopes scopes(around(true), *this, frame);
   Tensors in(dy.begin(), dy.end());
   run(HookPoint::pre_backward, in, frame);
@@ -180,13 +182,19 @@ Tensors Module::backward(Inputs dy, Frame& frame) {
   expect_here("gradient", in, frame);
   Tensors out = passes_ ? passes_->backward(*this, in, frame) : do_backward(in, frame);
   for (const auto& [name, parameter] : own_)
-    if (frame.drop_use(*parameter)) parameter->announce_final();
+    if (frame.drop_use(*parameter)) frame.later([p = parameter](Frame&) { p->announce_final(); });
+  if (scopes.any()) frame.run_left_over(left_over);
   for (auto placed = before_.rbegin(); placed != before_.rend(); ++placed)
     cross(*placed, Direction::backward, {path_, "dx"}, out);
   run(HookPoint::post_backward, out, frame);
   scopes.leave();
   if (nested.outermost()) run(HookPoint::end_of_backward, out, frame);
   return out;
+}
+
+Tensors Module::backward(Inputs dy, Frame& frame, LeftOver& left_over) {
+  const Frame::Leaving leaving(frame, left_over);
+  return backward(dy, frame);
 }
 
 void Module::add_before(BoundaryRef boundary, int input) {

@@ -2,9 +2,12 @@
 // several Frames may be in flight over one Compute.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "weft/base/random.hpp"
@@ -75,6 +78,38 @@ class PassRandom {
   std::int64_t micro_batch_, first_sample_;
 };
 
+class Frame;
+
+/// The gradients of weights that a backward pass has left over: Module::backward(dy, frame, left_over)
+/// computes dx, which the rank before can go on with, and run() computes dw. A pipeline's schedule fills its
+/// gaps with the latter (P. Qi, X. Wan, G. Huang, M. Lin, "Zero Bubble Pipeline Parallelism", 2024, which
+/// calls the halves B and W).
+///
+/// One thread at a time uses a LeftOver. It keeps the activations and gradients that its work reads. Modules
+/// and their Compute must outlive it, weights must not change before run(), and the tensors that were passed
+/// to backward must not be written before it.
+class LeftOver {
+ public:
+  LeftOver() = default;
+  LeftOver(LeftOver&&) noexcept = default;
+  LeftOver& operator=(LeftOver&&) noexcept = default;
+
+  bool empty() const noexcept { return work_.empty(); }
+  std::size_t size() const noexcept { return work_.size(); }
+  /// Does the work, in the order in which the backward pass left it: gradients have the bits of a backward
+  /// pass that leaves nothing over, and a parameter's listeners are called when its gradient is final. If a
+  /// part of the work throws, the rest is dropped.
+  void run();
+  /// Drops the work. Parameters keep the gradients that they have.
+  void clear() noexcept { work_.clear(); }
+
+ private:
+  friend class Frame;
+  using Work = std::function<void(Frame&)>;
+  void run_from(std::size_t first);
+  std::vector<std::pair<Compute*, Work>> work_;
+};
+
 /// The tensors for backward: each module's forward pushes tensors, and its backward pops them, in exactly the
 /// reverse order. Entries carry the module that pushed them. If a backward does not mirror its forward, it
 /// throws an error that names both paths. Each micro-batch needs its own Frame. A Frame is empty again after
@@ -125,6 +160,34 @@ class Frame {
   void count_use(const Parameter& parameter);
   bool drop_use(const Parameter& parameter);
 
+  /// For layers: does `work(frame)`, which computes gradients of parameters and which dx does not need; or
+  /// leaves it over, if the pass has a LeftOver. `work` holds all that it needs: the module, and tensors by
+  /// value.
+  template <class Work>
+  void later(Work work) {
+    if (left_over_ == nullptr) return work(*this);
+    left_over_->work_.emplace_back(compute_, std::move(work));
+  }
+  /// Leaves work to `left_over` for as long as it exists.
+  class Leaving {
+   public:
+    Leaving(Frame& frame, LeftOver& left_over) noexcept
+        : frame_(frame), before_(std::exchange(frame.left_over_, &left_over)) {}
+    Leaving(const Leaving&) = delete;
+    Leaving& operator=(const Leaving&) = delete;
+    ~Leaving() { frame_.left_over_ = before_; }
+
+   private:
+    Frame& frame_;
+    LeftOver* before_;
+  };
+  /// The number of parts of work that are left over so far.
+  std::size_t left_over() const noexcept { return left_over_ == nullptr ? 0 : left_over_->size(); }
+  /// Does the work that was left over since there were so many parts.
+  void run_left_over(std::size_t since) {
+    if (left_over_ != nullptr) left_over_->run_from(since);
+  }
+
   /// Marks a backward that may contain other backwards. A mark that is made while another mark exists is not
   /// the outermost mark.
   class Nested {
@@ -151,6 +214,7 @@ class Frame {
   std::vector<Entry> entries_;
   std::unordered_map<const Parameter*, int> uses_;  // uses in forward that backward has not reached yet
   int depth_ = 0;                                   // the depth of nested calls of backward
+  LeftOver* left_over_ = nullptr;                   // null: nothing is left over
 };
 
 }  // namespace weft

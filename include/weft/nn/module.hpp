@@ -157,6 +157,11 @@ class Module {
   /// after → do_backward → adjoints of the boundaries before → post-backward hooks. `dy` has the gradients of
   /// the outputs of forward; the result has the gradients of the differentiable inputs, in their order.
   Tensors backward(Inputs dy, Frame& frame);
+  /// Like the function above, but leaves the gradients of weights to `left_over`, whose run() computes them:
+  /// of Linear, Embedding, Conv2d and ConvTranspose2d, including layers that compute on parts of maps.
+  /// Gradients of biases and norms are small; this function computes them. A module with a scope around its
+  /// backward (fully_shard) leaves nothing over: its work is done before the scope ends.
+  Tensors backward(Inputs dy, Frame& frame, LeftOver& left_over);
 
   // --- names ---
 

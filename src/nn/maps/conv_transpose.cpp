@@ -80,8 +80,11 @@ Tensors ConvTranspose2d::do_backward(Inputs gradients, Frame& frame) {
   if (bias)
     bias->accumulate(layouts::gradient_of(bias->weight().layout(), dy.layout(), 1),
                      [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
-  weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), 1), [&](const Tensor& into, bool add) {
-    conv::weight_gradient(frame, dy, x, config_.groups, s, w.dtype(), into, add);
+  const LayoutRef of_dw = layouts::gradient_of(w.layout(), x.layout(), 1);
+  frame.later([this, dy, x, s, of_dw, dtype = w.dtype()](Frame& f) {
+    weight->accumulate(of_dw, [&](const Tensor& into, bool add) {
+      conv::weight_gradient(f, dy, x, config_.groups, s, dtype, into, add);
+    });
   });
   const Tensor dx = frame.compute().make(x.shape(), DType::f32, dx_memory()).with_layout(x.layout());
   conv::correlate(frame, dy, w, config_.groups, s, dx);
