@@ -1,5 +1,5 @@
-/* weft from C: contexts, groups of ranks, collectives, errors. C11; usable from C++ too. The C API has the
- * same library and the same rules as the C++ API (weft/weft.hpp), which has more functions.
+/* weft from C: contexts, groups of ranks, collectives, errors. C11; usable from C++ too. The C API belongs to
+ * the same library and has the same rules as the C++ API (weft/weft.hpp), which has more functions.
  *
  * Conventions
  * - Handles are opaque. They may be destroyed in any order: a handle keeps the objects that it needs.
@@ -8,8 +8,8 @@
  *   leaves such a handle alone and writes a line to stderr. This check does not find all mistakes: the memory
  *   of a destroyed handle may hold a new handle of its kind, and then the old pointer is the new handle. A
  *   handle must not be destroyed while a call of another thread uses it.
- * - A function that can fail returns a weft_status, WEFT_OK if all went well. Outputs are written on success
- *   only. No function ends the program, and no C++ exception leaves one.
+ * - A function that can fail returns a weft_status, WEFT_OK if all went well. A function writes its outputs
+ *   only if it succeeds. No function ends the program, and no C++ exception leaves one.
  * - The last argument, `error`, may be NULL. If a call fails, weft writes the status, the text and the facts
  *   that a program can act on into `error`; it belongs to the caller, and weft leaves it alone on success.
  *   weft keeps errors nowhere else, so threads do not see each other's errors. An error that was not made
@@ -25,7 +25,8 @@
  * - Any function may be called from any thread. Only one thread at a time may use a Work or an error. The
  *   caller must ensure that all ranks call the collectives of a group in the same order.
  * - Do not cancel (pthread_cancel) or longjmp out of a thread that is inside weft.
- * - A child made by fork() may use no handle of its parent: its calls are WEFT_UNSUPPORTED.
+ * - A child made by fork() must not use a handle of its parent: calls with such a handle give
+ *   WEFT_UNSUPPORTED.
  * */
 #ifndef WEFT_WEFT_H
 #define WEFT_WEFT_H

@@ -1,8 +1,8 @@
 /* Layers and training from C: column- and row-parallel linear layers and 1x1 convolutions, embedding and
  * cross-entropy over a split vocabulary, losses of elements on the caller's memory, loss scaling and
- * conversions, a transformer by its configuration, its training step. C11; usable from C++ too. In
- * libweft_train, which weft_train.pc and the CMake target weft::weft_train name; weft/weft.h comes with it,
- * and its conventions hold here.
+ * conversions, a transformer by its configuration, its training step. C11; usable from C++ too. The functions
+ * are in libweft_train: link it by weft_train.pc or the CMake target weft::weft_train. This header includes
+ * weft/weft.h, whose conventions also hold here.
  *
  * A weft_compute holds the means by which a rank computes. Only one thread at a time may use it and the
  * objects that were made with it; ranks that are threads have one each. */

@@ -116,8 +116,8 @@ class MessageMatcher {
       return take(list, named);
     return any < from_any_.size() ? take(from_any_, any) : nullptr;
   }
-  /// Whether keep() may add another message of so many bytes. If there are no unexpected messages, it always
-  /// may.
+  /// Whether keep() may add another message of so many bytes. If there are no unexpected messages, a message
+  /// of any size may be added.
   bool has_room(std::int64_t bytes) const noexcept {
     return messages_ == 0 || (messages_ < limits_.messages && bytes_ + bytes <= limits_.bytes);
   }

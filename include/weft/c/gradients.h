@@ -1,17 +1,18 @@
-/* Gradients in the caller's own memory: functions reduce them in buckets while the rest of them is still
- * computed, and average, synchronise, measure and clip them in place. Also: which samples each rank reads.
+/* Functions on gradients in the caller's memory: a reducer reduces them in buckets while later gradients are
+ * still computed; other functions average, synchronise, measure and clip gradients in place. Also a sampler,
+ * which decides which samples each rank reads.
  *
- * A gradient is a weft_tensor of f64, f32, bf16 or f16 in the host's memory. Its layout says what the
- * elements are. If the ranks of an axis saw different data, the gradient is WEFT_PARTIAL on that axis, with
- * WEFT_SUM, or with WEFT_AVG if each rank has the mean over its own data. After the reduction the gradient is
- * WEFT_REPLICATE on that axis (weft_layout_reduced).
+ * A gradient is a weft_tensor of f64, f32, bf16 or f16 in the host's memory. If the ranks of an axis saw
+ * different data, the gradient is WEFT_PARTIAL on that axis, with WEFT_SUM, or with WEFT_AVG if each rank has
+ * the mean over its own data. After the reduction the gradient is WEFT_REPLICATE on that axis
+ * (weft_layout_reduced).
  *
- * All ranks of the axes call these functions in the same order, each from one thread, and give the same
- * gradients in the same order. Otherwise all of them fail with WEFT_MISMATCH; the text names the first
- * gradient that differs. A mistake in the gradients of one rank alone is an error of the same code on all
- * ranks. An argument that cannot be read at all (NULL, a number that is no dtype) is an error of that rank
- * only; the others wait until their deadline. Results have the same bits on all ranks. Functions use the
- * caller's memory only until they return, unless said otherwise. Lists may be NULL if count is 0. */
+ * All ranks of the axes must call these functions in the same order, each from one thread, and give the same
+ * gradients in the same order. Otherwise all ranks fail with WEFT_MISMATCH; the text names the first gradient
+ * that differs. A mistake in the gradients of one rank alone is an error of the same code on all ranks. If an
+ * argument cannot be read at all (NULL, a number that is no dtype), only that rank gets an error; the others
+ * wait until their deadline. Results have the same bits on all ranks. Functions use the caller's memory only
+ * until they return, unless said otherwise. Lists may be NULL if count is 0. */
 #ifndef WEFT_C_GRADIENTS_H
 #define WEFT_C_GRADIENTS_H
 
@@ -31,8 +32,9 @@ enum { WEFT_DRIFT_ERROR = 0, WEFT_DRIFT_AVERAGE = 1 };
 typedef struct weft_reduce_options {
   uint32_t struct_size;
   weft_on_drift on_drift;
-  /* How far a replica may be from the average, relative to the largest element: 0 is the default of its dtype
-   * (1024 units in the last place of f64 and f32, 4 of bf16 and f16). WEFT_EXACT: replicas must be equal. */
+  /* How far a replica may be from the average, relative to the largest element. 0 means the default of the
+   * dtype: 1024 units in the last place for f64 and f32, 4 units for bf16 and f16. WEFT_EXACT: replicas must
+   * be equal. */
   double tolerance;
   /* The subset of the call's axes whose ranks saw different data: the call fails with WEFT_LAYOUT if a
    * gradient is WEFT_REPLICATE on one of these axes. NULL: no axis. */
@@ -41,17 +43,17 @@ typedef struct weft_reduce_options {
 #define WEFT_REDUCE_OPTIONS_INIT \
   { sizeof(weft_reduce_options), WEFT_DRIFT_ERROR, 0, NULL }
 
-/* Reduces gradients, in place, as their layouts say on each of `axes`: WEFT_PARTIAL is summed, or averaged;
- * WEFT_SHARD stays; WEFT_REPLICATE stays as it is if all replicas have the same bits, and is averaged
- * otherwise. Fails with WEFT_MISMATCH on all ranks, before any gradient changes, if a replica has drifted:
- * the text names the gradient, and `ranks` are numbered as in `axes`. One pass reduces over all axes: an
- * exchange that compares the lists, and one collective for each reduction, dtype and set of axes. Blocks.
- * `options` may be NULL, and must be the same on all ranks. */
+/* Reduces gradients in place. On each of `axes` a gradient's placement decides what is done: WEFT_PARTIAL is
+ * summed, or averaged; WEFT_SHARD stays; WEFT_REPLICATE stays as it is if all replicas have the same bits,
+ * and is averaged otherwise. Fails with WEFT_MISMATCH on all ranks, before any gradient changes, if a replica
+ * has drifted: the text names the gradient, and `ranks` are numbered as in `axes`. One pass reduces over all
+ * axes: an exchange that compares the lists, and one collective for each reduction, dtype and set of axes.
+ * Blocks. `options` may be NULL, and must be the same on all ranks. */
 weft_status weft_reduce_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                   const weft_reduce_options* options, weft_error* error);
 
-/* weft_reduce_gradients whose data axes are all of `axes`: for gradients of ranks that saw different data.
- * Blocks. */
+/* Like weft_reduce_gradients, with all of `axes` as data axes: for gradients of ranks that saw different
+ * data. Blocks. */
 weft_status weft_average_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                    weft_error* error);
 
@@ -64,14 +66,14 @@ typedef struct weft_sync_options {
 #define WEFT_SYNC_OPTIONS_INIT \
   { sizeof(weft_sync_options), WEFT_DRIFT_ERROR, 0 }
 
-/* weft_reduce_gradients without data axes: for gradients of weights that every rank of `axes` holds. Blocks.
- * `options` may be NULL. */
+/* Like weft_reduce_gradients, without data axes: for gradients of weights that every rank of `axes` holds.
+ * Blocks. `options` may be NULL. */
 weft_status weft_sync_replicated_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                            const weft_sync_options* options, weft_error* error);
 
-/* The p-norm of all gradients of all ranks, each element counted once, over any mixture of layouts; p is 1 or
- * more, or infinity. Collective among all ranks of the gradients' meshes; blocks. Fails with WEFT_LAYOUT if a
- * gradient is still WEFT_PARTIAL. A gradient without a layout counts on this rank alone. */
+/* Computes the p-norm of all gradients of all ranks, over any mixture of layouts; each element counts once. p
+ * is 1 or more, or infinity. Collective among all ranks of the gradients' meshes; blocks. Fails with
+ * WEFT_LAYOUT if a gradient is still WEFT_PARTIAL. A gradient without a layout counts on this rank alone. */
 weft_status weft_grad_norm(const weft_tensor* gradients, int32_t count, double p, double* norm,
                            weft_error* error);
 
@@ -89,15 +91,15 @@ typedef struct weft_clip_options {
 #define WEFT_CLIP_OPTIONS_INIT \
   { sizeof(weft_clip_options), WEFT_NON_FINITE_ERROR, 0 }
 
-/* Scales all gradients by min(1, max_norm / (norm + 1e-6)); **norm becomes the norm before that (`norm` may
- * be NULL). For the rest it is like weft_grad_norm. `options` may be NULL. */
+/* Scales all gradients by min(1, max_norm / (norm + 1e-6)). *norm (the pointer may be NULL) becomes the norm
+ * before the scaling. Everything else is as in weft_grad_norm. `options` may be NULL. */
 weft_status weft_clip_grad_norm(const weft_tensor* gradients, int32_t count, double max_norm,
                                 const weft_clip_options* options, double* norm, weft_error* error);
 
 /* ---- Buckets ---- */
 
-/* Reduces gradients in buckets while the rest of them is still computed. Give the entries in the order in
- * which they become ready: mostly the reverse of forward.
+/* A reducer reduces gradients in buckets while later gradients are still computed. Give the entries in the
+ * order in which they become ready: mostly the reverse of forward.
  *
  *   for each step:  compute the gradients into slots, or into memory that was bound, calling weft_reducer_ready
  *                   weft_reducer_finish; the gradients are the reduced ones now
@@ -119,31 +121,33 @@ typedef struct weft_reducer_entry {
   weft_reduce_op op; /* WEFT_SUM, or WEFT_AVG if each rank has the mean over its own data */
 } weft_reducer_entry;
 
-/* The treatment of a gradient that nobody made ready. WEFT_UNUSED_ERROR: weft_reducer_finish fails on all
- * ranks; the text names the gradient. WEFT_UNUSED_ZEROS: this rank contributes zeros. */
+/* The treatment of a gradient for which weft_reducer_ready was not called. WEFT_UNUSED_ERROR:
+ * weft_reducer_finish fails on all ranks; the text names the gradient. WEFT_UNUSED_ZEROS: this rank
+ * contributes zeros. */
 typedef int32_t weft_unused;
 enum { WEFT_UNUSED_ERROR = 0, WEFT_UNUSED_ZEROS = 1 };
 
 /* A bucket whose gradients are all ready. Valid until the weft_reducer_finish of its step returns; its memory
  * has the same address in every step. */
 typedef struct weft_ready_bucket {
-  weft_buffer data;       /* its gradients one after the other, zeros between them */
-  const int32_t* members; /* its gradients, as the reducer numbers them */
+  weft_buffer data;       /* the bucket's gradients one after the other, zeros between them */
+  const int32_t* members; /* the bucket's gradients, as the reducer numbers them */
   int32_t member_count;
-  int32_t number;    /* in the order in which buckets are sent: the same on all ranks */
-  weft_reduce_op op; /* its reduction over the ranks: WEFT_SUM or WEFT_AVG */
+  int32_t number;    /* the bucket's number in the order in which buckets are sent; the same on all ranks */
+  weft_reduce_op op; /* the reduction over the ranks: WEFT_SUM or WEFT_AVG */
 } weft_ready_bucket;
 
-/* A reduction of the program's own in place of each bucket's all-reduce. The reducer calls `begin` when the
+/* A reduction of the program that replaces the all-reduce of each bucket. The reducer calls `begin` when the
  * bucket is ready, and `end` in weft_reducer_finish; `end` must leave the result in bucket->data. Both
  * functions communicate by any calls on a group of the program (weft_mesh_group of the same axes gives one),
  * and must not use the reducer. Both are called for every bucket in every step, in the same order on all
- * ranks; with one rank, and for an empty bucket, neither is called. Either may be NULL, but not both. If one
- * returns a status other than WEFT_OK, the call of the reducer fails on this rank with that status and the
- * error's text, and on the others with WEFT_ABORTED; afterwards the reducer cannot be used. */
+ * ranks; they are not called with one rank, or for an empty bucket. One of them may be NULL, but not both. If
+ * one returns a status other than WEFT_OK, the call of the reducer fails on this rank with that status and
+ * the error's text, and on the others with WEFT_ABORTED; afterwards the reducer cannot be used. */
 typedef struct weft_bucket_hook {
   const char*
-      /* for error texts; all ranks must give the same name, and compare it. NULL: no hook. weft copies it */
+      /* for error texts; ranks compare it, and must give the same name. NULL: no hook. weft copies the
+       * name */
       name;
   weft_status (*begin)(void* data, const weft_ready_bucket* bucket, weft_error* error);
   weft_status (*end)(void* data, const weft_ready_bucket* bucket, weft_error* error);
@@ -167,23 +171,24 @@ typedef struct weft_reducer_options {
 
 /* Makes a reducer over all ranks of `axes`, a mesh of one or more axes; with one rank nothing moves. All
  * ranks must give the same entries and options: the first step compares them, and fails with WEFT_MISMATCH if
- * they differ. weft copies the names. `options` may be NULL. weft_reducer_create blocks only if an argument
- * of this rank can be read but is wrong (a count below 0, for example): until the others are in their first
- * step, at most the deadline. The others then get an error of the same code that names this rank. */
+ * they differ. weft copies the names. `options` may be NULL. weft_reducer_create does not block, with one
+ * exception: if an argument of this rank can be read but is wrong (a count below 0, for example), it waits,
+ * at most the deadline, until the other ranks are in their first step. These ranks then get an error of the
+ * same code that names this rank. */
 weft_status weft_reducer_create(const weft_mesh* axes, const weft_reducer_entry* entries, int32_t count,
                                 const weft_reducer_options* options, weft_reducer** reducer,
                                 weft_error* error);
 /* Destroys the reducer and its slots. If a reduction is still in flight, the group of the axes fails. */
 void weft_reducer_destroy(weft_reducer* reducer);
 
-/* The memory of gradient i in its bucket: zeros at first. Valid as long as the reducer, but not after
- * weft_reducer_bind(i). */
+/* Gives the memory of gradient i in its bucket, which holds zeros at first. Valid as long as the reducer, but
+ * not after weft_reducer_bind(i). */
 weft_status weft_reducer_slot(const weft_reducer* reducer, int32_t i, weft_buffer* slot, weft_error* error);
 /* From now on gradient i lies in the caller's memory `data`. The caller must keep the memory alive as long as
  * the reducer, or until the gradient is bound again. Call it in any step, before weft_reducer_ready. All
  * ranks must bind the same entries. If a buffer does not fit in the first step, the other ranks are notified
- * as by weft_reducer_create. If one does not fit in a later step, call weft_reducer_finish, which fails on
- * all ranks because nobody made gradient i ready. */
+ * as by weft_reducer_create. If a buffer does not fit in a later step, call weft_reducer_finish, which fails
+ * on all ranks because gradient i is not ready. */
 weft_status weft_reducer_bind(weft_reducer* reducer, int32_t i, const weft_buffer* data, weft_error* error);
 /* States that gradient i has its final value of this step. Sends the buckets that are ready. Blocks only in
  * the first step, to compare the entries. */
@@ -191,16 +196,15 @@ weft_status weft_reducer_ready(weft_reducer* reducer, int32_t i, weft_error* err
 weft_status weft_reducer_is_ready(const weft_reducer* reducer, int32_t i, bool* ready, weft_error* error);
 /* Between weft_reducer_begin_no_sync and weft_reducer_end_no_sync, weft_reducer_ready may be called any
  * number of times: it only notes that a gradient has a value, and sends nothing. This is for micro-batches
- * before the last; the caller adds up their gradients. Pairs of the two functions may nest. They fail with
- * WEFT_BAD_ARGUMENT for a begin after a gradient became ready in this step, and for an end without a
- * begin. */
+ * before the last; the caller adds up their gradients. Pairs of the two functions may nest. Begin fails with
+ * WEFT_BAD_ARGUMENT if a gradient is already ready in this step, and end fails if there was no begin. */
 weft_status weft_reducer_begin_no_sync(weft_reducer* reducer, weft_error* error);
 weft_status weft_reducer_end_no_sync(weft_reducer* reducer, weft_error* error);
 /* Blocks until every gradient is reduced, on all ranks. After a failed reduction the reducer cannot be used
  * any more: every later call returns the first failure. */
 weft_status weft_reducer_finish(weft_reducer* reducer, weft_error* error);
 
-/* How many buckets there are, and the bytes of each in the order they are sent. */
+/* The number of buckets, and the bytes of each bucket, in the order in which buckets are sent. */
 weft_status weft_reducer_bucket_count(const weft_reducer* reducer, int32_t* count, weft_error* error);
 weft_status weft_reducer_bucket_bytes(const weft_reducer* reducer, int32_t bucket, int64_t* bytes,
                                       weft_error* error);

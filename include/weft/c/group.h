@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* One rank's membership in a group of ranks. */
+/* A handle of one rank in a group of ranks. */
 typedef struct weft_group weft_group;
 
 /* Which threads make progress on calls. _CALLER: only a thread that waits, calls weft_work_done or starts a
@@ -24,7 +24,7 @@ typedef struct weft_group_options {
    * "gloo", "mpi-openmpi", "mpi-mpich", "nccl" or another plug-in's name. */
   const char* backend;
   const char* name;    /* appears in errors; NULL: "world" */
-  int64_t deadline_ns; /* of each call, and of the group's creation; 0: five minutes */
+  int64_t deadline_ns; /* the deadline of each call, and of the group's creation; 0: five minutes */
   weft_progress progress;
   /* The number of this rank within its process, if ranks are threads. -1: the default that each function
    * below states. */
@@ -33,8 +33,8 @@ typedef struct weft_group_options {
 #define WEFT_GROUP_OPTIONS_INIT \
   { sizeof(weft_group_options), NULL, NULL, 0, WEFT_PROGRESS_CALLER, -1 }
 
-/* Making groups. Each of these functions blocks until all ranks have called it, at most `deadline_ns`. Then
- * it fails with WEFT_TIMEOUT, whose text names the missing ranks. All ranks give the same options except
+/* The functions that make groups. Each of them blocks until all ranks have called it. After `deadline_ns` it
+ * fails with WEFT_TIMEOUT; the text names the missing ranks. All ranks must give the same options, except for
  * process_rank; `options` may be NULL.
  *
  * Makes the group of all processes of a job: `weft run` and other launchers describe the members in the
@@ -68,45 +68,49 @@ weft_status weft_group_create_by_broadcast(weft_context* context, const char* ho
                                            int32_t size, weft_broadcast_fn broadcast, void* broadcast_data,
                                            const weft_group_options* options, weft_group** group,
                                            weft_error* error);
-/* All ranks call it, as their last call of the group; weft_group_destroy follows. It waits for all ranks, at
- * most `deadline_ns` (0: the group's deadline), and compares the calls of all ranks, including broadcasts and
- * scatters, whose roots wait for nobody. Fails with WEFT_MISMATCH on every rank if calls differ or a rank has
- * left out a call. Over nccl, and if the comparison is switched off, it only waits. Afterwards every other
- * function refuses the group (WEFT_BAD_ARGUMENT); if weft_group_leave fails, the group is as it was. */
+/* Leaves the group together with the other ranks. All ranks must call it as their last call of the group, and
+ * then call weft_group_destroy. It waits for all ranks, at most `deadline_ns` (0: the group's deadline), and
+ * compares the calls of all ranks, including broadcasts and scatters, whose roots wait for nobody. Fails with
+ * WEFT_MISMATCH on every rank if calls differ or a rank has left out a call. Over nccl, and if the comparison
+ * is switched off, it only waits. Afterwards every other function refuses the group (WEFT_BAD_ARGUMENT). If
+ * weft_group_leave fails, the rank has not left the group. */
 weft_status weft_group_leave(weft_group* group, int64_t deadline_ns, weft_error* error);
-/* Leaves the group, once its last Work is destroyed, too. Peers that still wait for this rank get
- * WEFT_PEER_LOST. weft_group_destroy compares the last calls without waiting; weft_group_leave waits. After a
- * failure it may take up to 2 s, until nobody can touch the buffers of failed calls. */
+/* Destroys the handle. The rank leaves the group when its last Work is destroyed, too. Peers that still wait
+ * for this rank get WEFT_PEER_LOST. weft_group_destroy compares the last calls without waiting;
+ * weft_group_leave waits. After a failure it may take up to 2 s, until no rank can access the buffers of
+ * failed calls. */
 void weft_group_destroy(weft_group* group);
 
-/* Groups of a group's ranks. The new group is independent: `group` may be destroyed first. It has the
- * backend, deadline and progress of `group`. If `group` fails while the new group is made, or a member has
- * left `group`, these functions fail with the first cause of `group`.
+/* The functions that make groups of a group's ranks. The new group is independent: `group` may be destroyed
+ * first. It has the backend, deadline and progress of `group`. If `group` fails while the new group is made,
+ * or a member has left `group`, these functions fail with the first cause of `group`.
  *
  * Makes a group of `ranks` (ranks of `group`, in the order of their new ranks), which must contain this rank.
  * Only these ranks call it; it blocks until all of them have. `name` appears in errors. */
 weft_status weft_group_subgroup(weft_group* group, const char* name, const int32_t* ranks, size_t rank_count,
                                 weft_group** subgroup, weft_error* error);
-/* Makes one group for each color, 0 or more: of the ranks that give this color, ordered by (key, rank). All
- * ranks of `group` call it; it blocks until all have. A rank that gives color -1 is in no group, and its
- * *part becomes NULL. */
+/* Makes one group for each color (0 or more); its members are the ranks that give this color, ordered by
+ * (key, rank). All ranks of `group` must call it; it blocks until all have called it. A rank that gives color
+ * -1 is in no group, and its *part becomes NULL. */
 weft_status weft_group_split(weft_group* group, int32_t color, int32_t key, weft_group** part,
                              weft_error* error);
-/* Makes a group of the ranks of `group` that are on this rank's host, in the same order. All these ranks call
- * it. */
+/* Makes a group of the ranks of `group` that are on this rank's host, in the same order. All these ranks must
+ * call it. */
 weft_status weft_group_split_by_host(weft_group* group, weft_group** part, weft_error* error);
-/* Makes a group of the same ranks, whose calls are independent of those of `group`. All ranks call it. */
+/* Makes a group of the same ranks, whose calls are independent of those of `group`. All ranks must call
+ * it. */
 weft_status weft_group_duplicate(weft_group* group, weft_group** duplicate, weft_error* error);
 /* The rank that `rank` has in the parent group, from which this group was made by subgroup, split, duplicate
  * or shrink; -1 if there is no parent group. */
 weft_status weft_group_parent_rank(const weft_group* group, int32_t rank, int32_t* parent_rank,
                                    weft_error* error);
 
-/* Properties of a group. These do not block, except weft_group_local_rank and _size. */
+/* Properties of a group. These functions do not block, except for weft_group_local_rank and
+ * weft_group_local_size. */
 weft_status weft_group_rank(const weft_group* group, int32_t* rank, weft_error* error);
 weft_status weft_group_size(const weft_group* group, int32_t* size, weft_error* error);
-/* The number of this rank among the group's ranks on its host, and how many ranks there are on its host. The
- * first call reads the store, and may wait for ranks that have not published their host yet. */
+/* The number of this rank among the group's ranks on its host, and the number of these ranks. The first call
+ * reads the store, and may wait for ranks that have not published their host yet. */
 weft_status weft_group_local_rank(const weft_group* group, int32_t* local_rank, weft_error* error);
 weft_status weft_group_local_size(const weft_group* group, int32_t* local_size, weft_error* error);
 /* Valid as long as the handle. */
@@ -135,11 +139,11 @@ typedef struct weft_traits {
   bool rings;          /* the transport wakes a sleeping rank */
   bool deadline;       /* a call that is not finished by its deadline fails with WEFT_TIMEOUT */
   bool names_absent;   /* ... which names the ranks that had not arrived */
-  bool detects_death;  /* a rank that dies is WEFT_PEER_LOST on every survivor, before the deadline */
+  bool detects_death;  /* if a rank dies, every survivor gets WEFT_PEER_LOST, before the deadline */
   bool survives_death; /* survivors may go on, in other groups */
   bool checks_calls;   /* ranks that call different things get WEFT_MISMATCH */
   bool revocable;      /* after a failure the transport does not touch the callers' memory again */
-  bool quiesces;       /* weft_group_quiesce succeeds even if a peer is stopped */
+  bool quiesces;       /* weft_group_quiesce succeeds in the end, even if a peer is stopped */
 } weft_traits;
 #define WEFT_TRAITS_INIT \
   { sizeof(weft_traits), 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
@@ -150,18 +154,18 @@ weft_status weft_backend_traits(weft_context* context, const char* backend, weft
                                 weft_error* error);
 
 /* Fails every pending and later call of every rank with WEFT_ABORTED and this text. A call whose peers have
- * done their part already may succeed; the next one fails. Does not block. */
+ * already done their part may still succeed; the next call fails. Does not block. */
 weft_status weft_group_abort(weft_group* group, const char* why, weft_error* error);
-/* After a failure: waits at most `limit_ns` (0: one poll) until nobody can touch the buffers of failed calls
- * any more, and sets *quiet to whether that was reached. */
+/* After a failure: waits until no rank can access the buffers of failed calls any more, at most `limit_ns`
+ * (0: one poll). Sets *quiet to true if this is so, and to false if ranks can still access them. */
 weft_status weft_group_quiesce(weft_group* group, int64_t limit_ns, bool* quiet, weft_error* error);
 
 /* After a failure: makes a group of the survivors, in *survivors, numbered in the order of their ranks in
- * `group`. All living ranks call it. It leaves out ranks that are known to be dead or gone at once, and
- * absent ranks after `limit_ns` (0: the group's deadline). A rank that calls it later gets WEFT_PEER_LOST
- * with its own rank, and is in no group. It may block for `limit_ns`, and again for each rank that is lost
- * meanwhile. Both groups must be destroyed, like any group. It also fails with WEFT_PEER_LOST if the store
- * has ended with the process that served it. */
+ * `group`. All surviving ranks must call it. At once it leaves out ranks that are known to be dead or gone;
+ * it waits for the other ranks at most `limit_ns` (0: the group's deadline), and then leaves out the missing
+ * ranks, too. A rank that calls it later gets WEFT_PEER_LOST with its own number, and is in no group. It may
+ * block for `limit_ns`, and again for each rank that is lost meanwhile. Both groups must be destroyed, like
+ * any group. It also fails with WEFT_PEER_LOST if the store has ended with the process that served it. */
 weft_status weft_group_shrink(weft_group* group, int64_t limit_ns, weft_group** survivors, weft_error* error);
 
 #ifdef __cplusplus

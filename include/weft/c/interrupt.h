@@ -1,4 +1,4 @@
-/* Ends calls that wait for other ranks from outside: for Ctrl-C, for example. */
+/* Interrupts calls that wait for other ranks, for example after Ctrl-C. */
 #ifndef WEFT_C_INTERRUPT_H
 #define WEFT_C_INTERRUPT_H
 
@@ -8,26 +8,26 @@
 extern "C" {
 #endif
 
-/* A switch that is set once, by weft_interrupt_raise. That interrupts the threads that are attached to it. If
- * such a thread waits in a store or for other ranks (stores, groups made in any way, subgroups, meshes,
- * shrink), its call ends within 20 ms with WEFT_ABORTED and the text `weft_group_create: interrupted: ...`,
- * and leaves nothing behind. Ranks that wait for the creation of the same group also get WEFT_ABORTED, with
- * this rank's number. If the thread waits for a call in flight (weft_work_wait, and functions that wait
- * themselves, such as weft_min_loc), the wait also ends: then the group fails on all ranks, with WEFT_ABORTED
- * and this rank's number. weft_work_wait_for and weft_work_wait_all_for end as at their limit, and the calls
- * stay in flight.
+/* A switch that weft_interrupt_raise sets once. It interrupts the threads that are attached to it. If such a
+ * thread waits in a store or for other ranks (stores, groups made in any way, subgroups, meshes, shrink), its
+ * call ends within 20 ms with WEFT_ABORTED and the text `weft_group_create: interrupted: ...`, and leaves
+ * nothing behind. Ranks that wait for the creation of the same group also get WEFT_ABORTED, with this rank's
+ * number. If the thread waits for a call in flight (weft_work_wait, and functions that wait themselves, such
+ * as weft_min_loc), the wait also ends: then the group fails on all ranks, with WEFT_ABORTED and this rank's
+ * number. weft_work_wait_for and weft_work_wait_all_for return as at their limit, and the calls stay in
+ * flight.
  *
- * An interrupt does not end a function of the program (broadcast), the resolution of a host's name, or other
- * waits inside a transport's library (MPI_Init). An interrupted weft_group_quiesce returns with *quiet
+ * An interrupt does not end a function of the program (such as `broadcast`), the resolution of a host's name,
+ * or a wait inside a transport's library (MPI_Init). An interrupted weft_group_quiesce returns with *quiet
  * false. */
 typedef struct weft_interrupt weft_interrupt;
 
 weft_status weft_interrupt_create(weft_interrupt** interrupt, weft_error* error);
 /* Attached threads stay attached, and the interrupt can no longer be raised. */
 void weft_interrupt_destroy(weft_interrupt* interrupt);
-/* From now on `interrupt` interrupts this thread, in place of the interrupt that was attached before; NULL:
- * none does. It ends only the first waiting call after the raise. To be interrupted a second time, the thread
- * must attach another interrupt. */
+/* From now on `interrupt` interrupts this thread, and replaces the interrupt that was attached before; NULL:
+ * no interrupt is attached. It ends only the first waiting call after the raise. To be interrupted a second
+ * time, the thread must attach another interrupt. */
 weft_status weft_interrupt_attach(weft_interrupt* interrupt, weft_error* error);
 /* Interrupts the threads that are attached now, and those that attach later. May be called from any thread,
  * and in a signal handler (with error NULL). Never waits. */

@@ -17,8 +17,8 @@ extern "C" {
  * other axes. */
 typedef struct weft_mesh weft_mesh;
 
-/* Among the sizes of a function's arguments, one may be -1: the number of ranks divided by the other
- * sizes. */
+/* If a function takes a list of axes, one of the sizes may be -1: it means the number of ranks divided by the
+ * other sizes. */
 typedef struct weft_mesh_axis {
   const char* name;
   int32_t size;
@@ -36,18 +36,21 @@ weft_status weft_mesh_create_arithmetic(weft_context* context, const weft_mesh_a
 /* Destroys the handle. Sub-meshes and layouts of the mesh stay valid. */
 void weft_mesh_destroy(weft_mesh* mesh);
 
-/* This rank's sub-mesh along some axes, in the order given. An axis that weft_mesh_unflatten divided stands
- * for its parts together. */
+/* Gives this rank's sub-mesh along some axes, in the given order. The name of an axis that
+ * weft_mesh_unflatten divided means its parts together. */
 weft_status weft_mesh_along(const weft_mesh* mesh, const char* const* axes, int32_t axis_count,
                             weft_mesh** along, weft_error* error);
-/* The mesh with all its axes joined to one axis called `name`; ranks in row-major order. */
+/* Makes a mesh in which all axes of `mesh` are joined to one axis called `name`, with the ranks in row-major
+ * order. */
 weft_status weft_mesh_flatten(const weft_mesh* mesh, const char* name, weft_mesh** flat, weft_error* error);
-/* A whole mesh of the same ranks in which one axis is divided into several. It has layouts of its own. */
+/* Makes another root mesh of the same ranks, in which one axis is divided into several. It has layouts of its
+ * own. */
 weft_status weft_mesh_unflatten(const weft_mesh* mesh, const char* axis, const weft_mesh_axis* parts,
                                 int32_t part_count, weft_mesh** divided, weft_error* error);
-/* The root mesh, from which this mesh was cut; the root of a whole mesh is the mesh itself. */
+/* Gives the root mesh, from which this mesh was cut; a mesh that was not cut from another mesh is its own
+ * root. */
 weft_status weft_mesh_root(const weft_mesh* mesh, weft_mesh** root, weft_error* error);
-/* Whether both handles mean the same axes of the same root mesh. */
+/* Sets *equal to whether both handles mean the same axes of the same root mesh. */
 weft_status weft_mesh_equal(const weft_mesh* a, const weft_mesh* b, bool* equal, weft_error* error);
 
 /* The number of ranks of this mesh, and the number of this rank among them. */
@@ -61,7 +64,7 @@ weft_status weft_mesh_find_axis(const weft_mesh* mesh, const char* axis, int32_t
 /* This rank's coordinate on an axis. */
 weft_status weft_mesh_coordinate(const weft_mesh* mesh, const char* axis, int32_t* coordinate,
                                  weft_error* error);
-/* The coordinates of any rank of this mesh, one for each axis, and back. */
+/* Convert a rank of this mesh to its coordinates, one for each axis, and back. */
 weft_status weft_mesh_coordinates(const weft_mesh* mesh, int32_t rank, int32_t* coordinates,
                                   int32_t axis_count, weft_error* error);
 weft_status weft_mesh_rank_at(const weft_mesh* mesh, const int32_t* coordinates, int32_t axis_count,

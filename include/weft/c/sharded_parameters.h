@@ -1,14 +1,14 @@
-/* Tensors of the caller of which each rank keeps a part, and holds the global tensor only while it computes
- * with it: the building block of fully sharded data parallelism.
+/* Tensors of the caller of which each rank keeps a part; a rank holds the global tensor only while it
+ * computes with it. This is the building block of fully sharded data parallelism.
  *
  * Each tensor is cut along its dimension 0 over all ranks of some axes, inside the cuts of other axes (tensor
  * parallelism). If the rows do not divide evenly, the first ranks hold one row more; with fewer rows than
  * ranks the last ranks hold none. weft packs small tensors together, and sends large tensors directly from
  * source to destination. All memory is the caller's, on the host.
  *
- * All ranks of the axes call these functions in the same order, each from one thread, with the same lists.
- * The first transfer compares the lists; if they differ, it fails with WEFT_MISMATCH on all ranks, and the
- * text names the first entry that differs. */
+ * All ranks of the axes must call these functions in the same order, each from one thread, with the same
+ * lists. The first transfer compares the lists; if they differ, it fails with WEFT_MISMATCH on all ranks, and
+ * the text names the first entry that differs. */
 #ifndef WEFT_C_SHARDED_PARAMETERS_H
 #define WEFT_C_SHARDED_PARAMETERS_H
 
@@ -52,8 +52,8 @@ weft_status weft_sharded_parameters_create(const weft_mesh* axes, const weft_sha
 /* Destroys the list. Transfers that were begun may still be finished. */
 void weft_sharded_parameters_destroy(weft_sharded_parameters* shards);
 
-/* The layout of this rank's part of tensor i: weft_layout_local_extents gives its extents. Checkpoints, norms
- * and redistribution accept this layout directly. */
+/* The layout of tensor i after the cut; weft_layout_local_extents gives the extents of this rank's part.
+ * Checkpoints, norms and redistribution accept this layout directly. */
 weft_status weft_sharded_parameters_layout(const weft_sharded_parameters* shards, int32_t i,
                                            weft_layout** layout, weft_error* error);
 /* The part of tensor i that `rank` of the axes keeps, as ranges of elements of the global tensor: gives range
@@ -68,8 +68,9 @@ weft_status weft_sharded_parameters_bytes(const weft_sharded_parameters* shards,
 
 /* Gathers all global tensors: parts[i] is the part of tensor i that this rank keeps, and wholes[i] becomes
  * global tensor i. `count`: the length of both lists, equal to the number of entries. If `transfer` is NULL,
- * it blocks until `wholes` are written. Otherwise it begins *transfer, and weft_transfer_finish ends it: the
- * parts have been read when this returns; the caller must keep `wholes` alive until weft_transfer_finish. */
+ * the function blocks until `wholes` are written. Otherwise it begins *transfer, which weft_transfer_finish
+ * ends: `parts` have been read when this function returns, and the caller must keep `wholes` alive until
+ * weft_transfer_finish returns. */
 weft_status weft_sharded_parameters_unshard(weft_sharded_parameters* shards, const weft_buffer* parts,
                                             const weft_buffer* wholes, int32_t count,
                                             weft_transfer** transfer, weft_error* error);

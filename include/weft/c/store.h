@@ -43,14 +43,14 @@ typedef struct weft_store_server_options {
    * user on this host connect to a Unix socket, and the kernel identifies their users. */
   const char* secret;
   int64_t linger_ns; /* how long weft_store_server_destroy waits for clients to leave; 0: 2 s */
-  /* Limits, so that nobody can fill this process's memory or descriptors. */
-  int64_t max_clients; /* connections at once; further ones are closed, with a warning; 0: 4096 */
+  /* Limits, so that clients cannot use up this process's memory or descriptors. */
+  int64_t max_clients; /* connections at once; further connections are closed, with a warning; 0: 4096 */
   /* The limit of connections that have not authenticated yet: if there are more, the oldest is closed; 0:
    * 512. */
   int64_t max_unauthenticated;
   int64_t join_limit_ns;  /* how long a connection may take to authenticate; 0: 10 s */
   int64_t max_keys;       /* keys in the table; a further key is refused; 0: 1048576 */
-  int64_t max_bytes;      /* of keys and values in the table; 0: 256 MiB */
+  int64_t max_bytes;      /* bytes of keys and values in the table; 0: 256 MiB */
   int64_t max_unanswered; /* bytes of requests and replies in progress; 0: 256 MiB */
 } weft_store_server_options;
 #define WEFT_STORE_SERVER_OPTIONS_INIT \
@@ -65,7 +65,7 @@ weft_status weft_store_server_port(const weft_store_server* server, int32_t* por
  * handle. */
 weft_status weft_store_server_address(const weft_store_server* server, const char** address,
                                       weft_error* error);
-/* Waits until the clients have left, at most `linger_ns`, and closes the connections of the rest. */
+/* Waits until the clients have left, at most `linger_ns`, and closes the connections of the other clients. */
 void weft_store_server_destroy(weft_store_server* server);
 
 /* The contents of WEFT_STORE_SECRET_FILE, or WEFT_STORE_SECRET; "" if neither is set. */
@@ -73,10 +73,10 @@ weft_status weft_store_secret_from_env(weft_text** secret, weft_error* error);
 /* Makes a new random secret. Fails with WEFT_SYSTEM if the system gives no random numbers. */
 weft_status weft_store_secret_create(weft_text** secret, weft_error* error);
 
-/* Requests. `key`: up to 1 KiB; not beginning with "weft/", which are weft's own (WEFT_BAD_ARGUMENT). A value
- * has any bytes, up to 1 MiB; `value` may be NULL if `bytes` is 0. `limit_ns`: how long the store may take to
- * answer (0: half a minute); then the function fails with WEFT_TIMEOUT, and the store may or may not have
- * carried out the request. */
+/* Requests to a store. `key`: up to 1 KiB; it must not begin with "weft/", because these keys are weft's own
+ * (WEFT_BAD_ARGUMENT). A value may have any bytes, up to 1 MiB; `value` may be NULL if `bytes` is 0.
+ * `limit_ns`: how long the store may take to answer (0: half a minute); then the function fails with
+ * WEFT_TIMEOUT, and the store may or may not have carried out the request. */
 weft_status weft_store_set(weft_store* store, const char* key, const void* value, size_t bytes,
                            int64_t limit_ns, weft_error* error);
 /* Blocks until the key exists, at most `limit_ns` (0: five minutes). */

@@ -13,26 +13,27 @@ extern "C" {
  * call. */
 typedef struct weft_channel_init {
   uint32_t struct_size;
-  int32_t rank, size; /* of this rank in the group */
+  int32_t rank, size; /* this rank's number in the group, and the group's size */
   const char* group;  /* its name */
   const char* token;  /* the same on all ranks of the group, and different for each group of the job */
-  /* For each rank of the group: the number that this rank gave to weft_group_create_over. The numbers differ
-   * if the group is a part of the group that was made there. */
+  /* transport_ranks[r] is the number that rank r of this group gave to weft_group_create_over. It differs
+   * from r if this group is a part of the group that was made there. */
   const int32_t* transport_ranks;
   int64_t limit_ns; /* how long `open` may take */
 } weft_channel_init;
 
-/* The functions of a transport. A channel joins the ranks of one group: from each rank to each other one it
- * is a stream of bytes, which arrive in the order in which they were written, each once. Streams do not wait
- * for each other. After a call neither weft nor the transport keeps a pointer of the other, so nothing has to
- * be cancelled.
+/* The functions of a transport. A channel joins the ranks of one group: it has a stream of bytes from each
+ * rank to each other rank. Bytes arrive in the order in which they were written, each once. Streams do not
+ * wait for each other. After a call neither weft nor the transport keeps a pointer of the other, so nothing
+ * has to be cancelled.
  *
  * Each function returns WEFT_OK, or the status of the failure, with a text in error->text (which is not NULL;
  * a text is optional). After a failure the group fails on all ranks, with that status and text, and with the
- * numbers of this rank and of the rank that the function was called for. WEFT_PEER_LOST means that the latter
- * rank is lost. One thread at a time calls functions of one channel: any thread that uses the group,
- * including weft's own. Functions of different channels may run at once. The functions may not call weft on a
- * group of this transport. A C++ exception that leaves a function counts as WEFT_SYSTEM. */
+ * numbers of this rank and of the rank for which the function was called. WEFT_PEER_LOST means that the rank
+ * for which the function was called is lost. One thread at a time calls functions of one channel: any thread
+ * that uses the group, including weft's own. Functions of different channels may run at once. The functions
+ * may not call weft on a group of this transport. A C++ exception that leaves a function counts as
+ * WEFT_SYSTEM. */
 typedef struct weft_transport {
   uint32_t struct_size;
   bool detects_death; /* write and read give WEFT_PEER_LOST soon after the other rank has died */
@@ -56,11 +57,11 @@ typedef struct weft_transport {
 #define WEFT_TRANSPORT_INIT \
   { sizeof(weft_transport), false, false, NULL, NULL, NULL, NULL, NULL, NULL }
 
-/* A group over `transport`, which is copied; its transport_data must live until the last channel is closed.
- * The ranks find each other through `store`, as in weft_group_create; options->backend must be NULL. Groups
- * made from this group have channels of their own. All operations run over it: weft matches messages,
- * composes collectives from them, and keeps deadlines; weft keeps messages in memory until a receive waits
- * for them. */
+/* Makes a group over `transport`. weft copies the struct; the caller must keep transport_data valid until the
+ * last channel is closed. The ranks find each other through `store`, as in weft_group_create;
+ * options->backend must be NULL. Groups made from this group have channels of their own. All operations run
+ * over the transport: weft matches messages, composes collectives from messages, and keeps deadlines. weft
+ * keeps messages in memory until a receive waits for them. */
 weft_status weft_group_create_over(weft_context* context, const weft_transport* transport, weft_store* store,
                                    int32_t rank, int32_t size, const weft_group_options* options,
                                    weft_group** group, weft_error* error);

@@ -1,4 +1,4 @@
-/* The version of weft. It stands here alone: CMake, `weft --version`, packages and the wheel read it. */
+/* The version of weft. CMake, `weft --version`, packages and the wheel read it from this header. */
 #ifndef WEFT_C_VERSION_H
 #define WEFT_C_VERSION_H
 

@@ -1,16 +1,16 @@
-/* Halos and windows of a tensor that is cut over ranks: each rank gets the range of indices that it requests,
- * whichever ranks hold them, and beyond the ends of the tensor the elements that an edge rule states.
+/* Halos and windows of a tensor that is cut over ranks: each rank gets the elements of the range of indices
+ * that it requests, whichever ranks hold them. Beyond the ends of the tensor an edge rule gives the elements.
  *
- * A plan (weft_halo, weft_window) is made once, without communication, and used as often as needed; all ranks
- * must give the same arguments. A plan keeps its layout and mesh; one thread at a time may use it. Functions
- * that move elements are collective among the ranks of the axes that cut the named dimensions. These ranks
- * must begin exchanges in the same order; each exchange is a call of the group of these axes. The first start
- * of a plan waits for the first start on the other ranks: if they gave different arguments, all get
- * WEFT_MISMATCH, and the text shows the arguments of two of them.
+ * A program makes a plan (weft_halo, weft_window) once, without communication, and uses it as often as
+ * needed. All ranks must give the same arguments. A plan keeps its layout and mesh; one thread at a time may
+ * use it. Functions that move elements are collective among the ranks of the axes that cut the named
+ * dimensions. These ranks must begin exchanges in the same order; each exchange is a call of the group of
+ * these axes. The first start of a plan waits for the first start on the other ranks, and compares the
+ * arguments. If they differ, all ranks get WEFT_MISMATCH; the text shows the arguments of two ranks.
  *
- * A plan may have several exchanges in flight. A new exchange fails with WEFT_BAD_ARGUMENT if it writes
- * memory that an exchange in flight still reads or writes, or reads memory that one still writes; the text
- * names the field. Texts of errors of exchanges begin with "halo: " or "window: ". */
+ * A plan may have several exchanges in flight. A new exchange fails with WEFT_BAD_ARGUMENT, naming the field,
+ * if it writes memory that an exchange in flight still reads or writes, or if it reads memory that an
+ * exchange in flight still writes. Texts of errors of exchanges begin with "halo: " or "window: ". */
 #ifndef WEFT_C_WINDOW_H
 #define WEFT_C_WINDOW_H
 
@@ -31,9 +31,9 @@ enum {
   WEFT_EDGE_PERIODIC,  /* x[-1] = x[n-1], as often as needed */
   WEFT_EDGE_REFLECT,   /* x[-1] = x[1]; at most n-1 beyond the end */
   WEFT_EDGE_REPLICATE, /* x[-1] = x[0] */
-  /* On a globe: x[-1, j] = x[0, j + half a turn], where dimension `longitude` is even; at most n beyond the
-   * end. The rule is for scalars: the components of a vector point the other way beyond a pole, and weft does
-   * not change their signs. */
+  /* On a globe: x[-1, j] = x[0, j + half a turn]. The size of dimension `longitude` must be even. At most n
+   * beyond the end. The rule is for scalars: the components of a vector point the other way beyond a pole,
+   * and weft does not change their signs. */
   WEFT_EDGE_POLE
 };
 typedef struct weft_edge {
@@ -42,16 +42,17 @@ typedef struct weft_edge {
   double value;      /* the value for WEFT_EDGE_CONSTANT; 0 otherwise */
 } weft_edge;
 
-/* Where a dimension is cut, if it is not cut evenly: part p holds indices begins[p] to begins[p + 1] - 1.
- * Parts are numbered along the axes that shard the dimension, the outermost first. A part may be empty. */
+/* Where a dimension is cut, for a dimension that is not cut evenly: part p holds indices begins[p] to
+ * begins[p + 1] - 1. Parts are numbered along the axes that shard the dimension, the outermost first. A part
+ * may be empty. */
 typedef struct weft_cut {
   int32_t dim;
   int32_t part_count;
   const int64_t* begins; /* part_count + 1 numbers, from 0 to the extent of the dimension */
 } weft_cut;
 
-/* Ghost cells along one dimension: how many before and after a rank's part, and their values at the ends of
- * the global tensor. */
+/* Ghost cells along one dimension: the numbers of cells before and after a rank's part, and the rules for
+ * their values at the ends of the global tensor. */
 typedef struct weft_halo_dim {
   int32_t dim;
   int32_t reserved; /* 0 */
@@ -86,11 +87,11 @@ typedef struct weft_exchange weft_exchange;
  * read inner cells but not write them, and may neither read nor write ghost cells. */
 weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
                             weft_exchange** exchange, weft_error* error);
-/* The adjoint, in place: each ghost cell is added to the inner cell of which weft_halo_start makes it a copy.
- * Each inner cell gets the contributions of rank 0 first, then those of rank 1, and so on. Ghost cells stay
- * as they are. For integers, f64, f32, bf16 and f16 (added in f32 and rounded once), in host memory. Until
- * the exchange is done the program may read ghost cells, and may neither read nor write inner cells near the
- * border. */
+/* The adjoint of weft_halo_start, in place: each ghost cell is added to the inner cell that weft_halo_start
+ * copies into it. Each inner cell gets the contributions of rank 0 first, then those of rank 1, and so on.
+ * Ghost cells stay as they are. For integers, f64, f32, bf16 and f16 (added in f32 and rounded once), in host
+ * memory. Until the exchange is done the program may read ghost cells, and may neither read nor write inner
+ * cells near the border. */
 weft_status weft_halo_start_add(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
                                 weft_exchange** exchange, weft_error* error);
 /* A halo, and arrays for it. */
@@ -100,9 +101,9 @@ typedef struct weft_halo_fields {
   int32_t field_count;
   int32_t reserved; /* 0 */
 } weft_halo_fields;
-/* weft_halo_start of several halos as one exchange: each rank sends one message to each neighbour. The halos
- * must be different plans, cut over the same axes of one mesh; all ranks must give them in the same order. No
- * array may be given twice. */
+/* Like weft_halo_start, for several halos in one exchange: each rank sends one message to each neighbour. The
+ * halos must be different plans, cut over the same axes of one mesh; all ranks must give the halos in the
+ * same order. No array may be given twice. */
 weft_status weft_halo_start_together(const weft_halo_fields* halos, int32_t halo_count,
                                      weft_exchange** exchange, weft_error* error);
 
@@ -110,7 +111,7 @@ weft_status weft_halo_start_together(const weft_halo_fields* halos, int32_t halo
 typedef struct weft_range {
   int64_t lo, hi;
 } weft_range;
-/* The ranges of one dimension that the ranks request: the ranks that hold part p request wanted[p]. */
+/* The requests of the ranks for one dimension: the ranks that hold part p request the range wanted[p]. */
 typedef struct weft_window_dim {
   int32_t dim;
   int32_t part_count;
@@ -129,12 +130,13 @@ void weft_window_destroy(weft_window* window);
 /* The extents of this rank's part and of its window. `room`: the size of each array. */
 weft_status weft_window_extents(const weft_window* window, int64_t* part, int64_t* extents, int32_t room,
                                 weft_error* error);
-/* The indices of the window, in a named dimension, whose elements this rank holds itself: these are filled
- * when weft_window_start returns. */
+/* The indices of the window, in a named dimension, whose elements this rank holds itself. These elements are
+ * filled when weft_window_start returns. */
 weft_status weft_window_own(const weft_window* window, int32_t dim, weft_range* own, weft_error* error);
-/* out[i] becomes the window on in[i], for each of `field_count` arrays. `exchange` as in weft_halo_start. The
- * caller must keep `in` and `out` alive until the exchange is finished; they must not overlap. `stream`:
- * orders the exchange on this stream of the arrays' device; NULL means that device's default stream. */
+/* Fills out[i] with the window on in[i], for each of `field_count` arrays. `exchange` is as in
+ * weft_halo_start. The caller must keep `in` and `out` alive until the exchange is finished; they must not
+ * overlap. `stream`: the stream of the arrays' device on which the exchange is ordered; NULL means the
+ * device's default stream. */
 weft_status weft_window_start(const weft_window* window, const weft_buffer* in, const weft_buffer* out,
                               int32_t field_count, const weft_stream* stream, weft_exchange** exchange,
                               weft_error* error);
@@ -146,20 +148,20 @@ typedef struct weft_window_fields {
   int32_t field_count;
   int32_t reserved; /* 0 */
 } weft_window_fields;
-/* weft_window_start of several windows as one exchange, as weft_halo_start_together does. */
+/* Like weft_window_start, for several windows in one exchange; compare weft_halo_start_together. */
 weft_status weft_window_start_together(const weft_window_fields* windows, int32_t window_count,
                                        const weft_stream* stream, weft_exchange** exchange,
                                        weft_error* error);
-/* The adjoint: in[i] is a gradient of this rank's window. out[i] has the extents of this rank's part; each of
- * its elements becomes the sum of the gradients of that element in all windows, in the order of ranks. For
- * integers, f64, f32, bf16 and f16, in host memory. */
+/* The adjoint of weft_window_start: in[i] is a gradient of this rank's window. out[i] has the extents of this
+ * rank's part; each of its elements becomes the sum of the gradients of that element in all windows, in the
+ * order of ranks. For integers, f64, f32, bf16 and f16, in host memory. */
 weft_status weft_window_start_adjoint(const weft_window* window, const weft_buffer* in,
                                       const weft_buffer* out, int32_t field_count, weft_exchange** exchange,
                                       weft_error* error);
 
 /* Sets *done to whether weft_exchange_finish would return without waiting. Makes progress; never blocks. */
 weft_status weft_exchange_done(weft_exchange* exchange, bool* done, weft_error* error);
-/* Blocks until all is written. A second call for the same exchange fails with WEFT_BAD_ARGUMENT. */
+/* Blocks until all elements are written. A second call for the same exchange fails with WEFT_BAD_ARGUMENT. */
 weft_status weft_exchange_finish(weft_exchange* exchange, weft_error* error);
 /* Destroys the exchange. If it is not finished, its group is aborted on all ranks. */
 void weft_exchange_destroy(weft_exchange* exchange);
