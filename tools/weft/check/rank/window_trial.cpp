@@ -124,8 +124,8 @@ ExchangeBox box_of_row(int field, std::int64_t first, std::int64_t count, bool b
 
 }  // namespace
 
-// Each row of a window is a box of its owner's part, or every other row a list of indices; the adjoint sends it
-// back.
+// Each row of a window is a box of its owner's part, or every other row a list of indices; the adjoint sends
+// it back.
 ExchangePlan WindowTrial::plan() const {
   const Edge::Kind edge = edge_of(s_).kind;
   ExchangePlan plan;
