@@ -90,7 +90,7 @@ if(WEFT_STATIC)
     install(EXPORT weftTrainStaticTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
   endif()
 endif()
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/weft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/weft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.inl" PATTERN "*.h")
 install(EXPORT weftTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/weftConfig.cmake.in ${PROJECT_BINARY_DIR}/weftConfig.cmake
                               INSTALL_DESTINATION ${weft_package_dir})

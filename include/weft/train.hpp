@@ -18,6 +18,7 @@
 #include "weft/nn/feed_forward.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/init.hpp"
+#include "weft/nn/kernel_rows.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
 #include "weft/nn/linear.hpp"

@@ -109,6 +109,9 @@ constexpr Variable kVariables[] = {
     {"WEFT_CPU_ISA", "avx2, avx512, avx512_bf16, amx", "the last that the CPU has", "kernels",
      "the last instruction set that reductions, products and all other kernels use; below avx512_bf16, "
      "products of bf16 are made in f32; amx computes as avx512_bf16, since no kernel uses it yet"},
+    {"WEFT_HOST_KERNELS", "0, 1", "0", "kernels",
+     "1: a kernel that a device does not have runs on the host, on copies of its operands, with one warning "
+     "for each kernel; 0: the call is an error that names the kernel"},
     {"WEFT_THREADS", "integer", "usable cores / ranks of the host", "weft train",
      "threads per rank for kernels"},
     {"WEFT_GOLDEN_DIR", "path", "../shared/golden beside the source tree", "tests",

@@ -2,7 +2,9 @@
 // for bit.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -81,6 +83,78 @@ TEST(TransformerOnADevice, TrainsToTheSameBits) {
     EXPECT_EQ(got.weights, want.weights);
   }
   EXPECT_EQ(late.blocks(), 0u) << "all memory was given back";
+}
+
+// A device that has every second kernel of the list: the first, third, …, or the others.
+kernels::KernelTable half(std::size_t first) {
+  kernels::KernelTable table = test::late::table();
+  kernels::for_each_kernel([&]<auto Member>() {
+    if (kernels::Row<Member>::number % 2 != first) table.*Member = nullptr;
+  });
+  return table;
+}
+
+// The name of a kernel in a warning or an error: `… cuda:0 has no <name>: …`.
+std::string kernel_in(const std::string& text) {
+  const std::size_t begin = text.find("has no ") + 7;
+  return text.substr(begin, text.find_first_of(":;", begin) - begin);
+}
+
+TEST(TransformerOnHalfADevice, TrainsWithTheHostsKernels) {
+  Context whole;
+  Compute everything(whole, 2, test::add_late_device(whole).device());
+  const Trained want = train(everything, false);
+  std::set<std::string> on_host;
+  for (const std::size_t first : {std::size_t{0}, std::size_t{1}}) {
+    const kernels::KernelTable table = half(first);
+    std::vector<std::string> warnings;
+    ContextOptions options;
+    options.log_sink = [&](LogLevel level, std::string_view line) {
+      if (level == LogLevel::warning) warnings.emplace_back(line);
+    };
+    Context context(options);
+    ::setenv("WEFT_HOST_KERNELS", "1", 1);
+    test::LateDevice& late = test::add_late_device(context, 0, table);
+    ::unsetenv("WEFT_HOST_KERNELS");
+    {
+      Compute compute(context, 2, late.device());
+      const Trained got = train(compute, false);
+      EXPECT_EQ(got.losses, want.losses);
+      EXPECT_EQ(got.weights, want.weights);
+    }
+    EXPECT_EQ(late.blocks(), 0u) << "all memory was given back";
+
+    // One warning for each kernel that is missing, and needed.
+    std::set<std::string> missing, named;
+    kernels::for_each_kernel([&]<auto Member>() {
+      if (table.*Member == nullptr) missing.emplace(kernels::Row<Member>::name);
+    });
+    for (const std::string& line : warnings) {
+      const std::string kernel = kernel_in(line);
+      EXPECT_EQ(line, "[program] kernels: cuda:0 has no " + kernel +
+                          ": it runs on the host, on copies of its operands (WEFT_HOST_KERNELS=1)");
+      EXPECT_EQ(missing.count(kernel), 1u) << kernel;
+      EXPECT_TRUE(named.insert(kernel).second) << kernel << " is named again";
+    }
+    on_host.insert(named.begin(), named.end());
+
+    // Without the variable the first of them is an error.
+    Context strict;
+    Compute compute(strict, 2, test::add_late_device(strict, 0, table).device());
+    ASSERT_FALSE(warnings.empty());
+    EXPECT_EQ(
+        test::error_text(ErrorCode::unsupported, [&] { return train(compute, false).losses; }),
+        "kernels: cuda:0 has no " + kernel_in(warnings[0]) +
+            "; give it to add_kernels(), or set WEFT_HOST_KERNELS=1 to run it on the host, on copies of its "
+            "operands");
+  }
+  EXPECT_EQ(on_host,
+            (std::set<std::string>{"adamw_step", "add", "attention_backward", "attention_forward",
+                                   "count_valid", "cross_entropy_backward", "cross_entropy_sum",
+                                   "cross_entropy_terms", "embedding_backward", "embedding_forward", "fill",
+                                   "linear_forward", "matmul", "rms_norm_backward", "rms_norm_forward",
+                                   "rope_backward", "rope_forward", "swiglu_backward", "swiglu_forward"}))
+      << "every kernel that this transformer calls";
 }
 
 // Two steps of two micro-batches on ranks of dp=2 and tp=2, with everything that a step has: losses, norms

@@ -356,16 +356,12 @@ TEST_F(NnDevice, TensorsElsewhereAreNamed) {
             "global_valid: labels is on cpu; expected cuda:0, the device of this Compute");
 }
 
-TEST_F(NnDevice, KernelsAreGivenOnceAndWhole) {
+TEST_F(NnDevice, KernelsAreGivenOnce) {
   context.add_device(std::make_unique<LateDevice>(1));
   constexpr Device kOther{DeviceKind::cuda, 1};
   Compute other(context, 1, kOther);
   EXPECT_EQ(error_text(ErrorCode::unsupported, [&] { kernels_of(other); }),
             "kernels: cuda:1 has none in this Context; add_kernels() gives them");
-  kernels::KernelTable incomplete = test::late::table();
-  incomplete.rope_forward = nullptr;
-  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { kernels::add_kernels(context, kOther, incomplete); }),
-            "add_kernels: the table of cuda:1 has no rope_forward");
   EXPECT_EQ(
       error_text(ErrorCode::bad_argument, [&] { kernels::add_kernels(context, kGpu, test::late::table()); }),
       "add_kernels: cuda:0 has its kernels already");

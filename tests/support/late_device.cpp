@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <stdexcept>
+#include <string>
 
 namespace weft::test {
 namespace {
@@ -70,6 +72,7 @@ void* LateDevice::allocate(std::size_t bytes, Stream stream) {
     std::memset(bytes_of(block), kPoison, rounded(bytes));  // for who reads before anything has run
   }
   ++blocks_;
+  sizes_[static_cast<std::byte*>(block)] = bytes;
   fill(block, kPoison, {rounded(bytes)}, stream);
   return block;
 }
@@ -77,6 +80,7 @@ void* LateDevice::allocate(std::size_t bytes, Stream stream) {
 void LateDevice::release(void* memory, std::size_t bytes, Stream stream) noexcept {
   const Lock lock(mutex_);
   --blocks_;
+  sizes_.erase(static_cast<std::byte*>(memory));
   if (queues_.count(stream.handle) == 0) return;  // its stream has gone before it
   fill(memory, kPoison, {rounded(bytes)}, stream);
   queue(stream).free[rounded(bytes)].push_back(memory);
@@ -139,6 +143,16 @@ void LateDevice::wait(Stream stream) {
   const Lock lock(mutex_);
   catch_up(stream);
   if (failed_) std::rethrow_exception(std::exchange(failed_, nullptr));
+}
+
+void LateDevice::expect_inside(std::string_view kernel, const void* address, std::size_t bytes) const {
+  if (bytes == 0) return;
+  const Lock lock(mutex_);
+  const auto* const at = static_cast<const std::byte*>(address);
+  const auto after = sizes_.upper_bound(at);
+  if (after == sizes_.begin() || at + bytes > std::prev(after)->first + std::prev(after)->second)
+    throw std::logic_error("late device: an operand of " + std::string(kernel) +
+                           " reaches beyond its memory");
 }
 
 void LateDevice::push(Stream stream, std::function<void()> task) {

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,8 @@ class LateDevice final : public DeviceRuntime {
   T* bytes_of(T* address) const {
     return static_cast<T*>(const_cast<void*>(translate(address)));
   }
+  /// Throws std::logic_error naming the kernel unless the bytes lie in one block of the device's memory.
+  void expect_inside(std::string_view kernel, const void* address, std::size_t bytes) const;
   /// The number of tasks on all streams that have not run yet.
   std::size_t waiting() const;
   /// The number of blocks that have been allocated and not freed.
@@ -73,6 +76,7 @@ class LateDevice final : public DeviceRuntime {
   std::byte* true_;
   mutable std::recursive_mutex mutex_;
   std::size_t used_ = 0, blocks_ = 0;
+  std::map<const std::byte*, std::size_t> sizes_;   // of the blocks that are given out, as asked for
   std::map<void*, std::unique_ptr<Queue>> queues_;  // by handle; null: the default stream
   std::exception_ptr failed_;
 };

@@ -1,4 +1,5 @@
-// The kernels of the late device of the tests: the CPU's, run when the stream has come so far.
+// The kernels of the late device of the tests: the CPU's, run when the stream has come so far. A call is
+// refused if the list of kernels says that it reaches beyond the memory that it was given.
 #pragma once
 
 #include <memory>
@@ -7,7 +8,7 @@
 #include "support/late_device.hpp"
 #include "support/late_gradients.hpp"
 #include "weft/host/compute.hpp"
-#include "weft/nn/kernels.hpp"
+#include "weft/nn/kernel_rows.hpp"
 
 namespace weft::test {
 
@@ -39,6 +40,8 @@ struct Kernel<Member> {
   static void give(kernels::KernelContext& ctx, Args... args) {
     Compute& compute = *ctx.compute();
     auto& device = dynamic_cast<LateDevice&>(compute.runtime());
+    for (const kernels::Operand& operand : kernels::Row<Member>::operands(args...))
+      device.expect_inside(kernels::Row<Member>::name, operand.data, operand.bytes());
     const std::shared_ptr<kernels::KernelContext> cpu = compute.attached<CpuKernels>().context;
     device.push(ctx.stream(),
                 [cpu, ... there = translated(device, args)] { (cpu->table().*Member)(*cpu, there...); });
@@ -46,20 +49,24 @@ struct Kernel<Member> {
 };
 
 inline const kernels::KernelTable& table() {
-#define WEFT_LATE(name) .name = &Kernel<&kernels::KernelTable::name>::give,
-  static constexpr kernels::KernelTable kTable{WEFT_KERNELS(WEFT_LATE)};
-#undef WEFT_LATE
+  static constexpr kernels::KernelTable kTable = [] {
+    kernels::KernelTable all;
+    kernels::for_each_kernel([&]<auto Member>() { all.*Member = &Kernel<Member>::give; });
+    return all;
+  }();
   return kTable;
 }
 
 }  // namespace late
 
-/// Gives the Context a late device cuda:<index> with its kernels, and those for gradients.
-inline LateDevice& add_late_device(Context& context, int index = 0) {
+/// Gives the Context a late device cuda:<index> with its kernels, all or those of a table, and those for
+/// gradients.
+inline LateDevice& add_late_device(Context& context, int index = 0,
+                                   const kernels::KernelTable& table = late::table()) {
   auto made = std::make_unique<LateDevice>(index);
   LateDevice& device = *made;
   context.add_device(std::move(made));
-  kernels::add_kernels(context, device.device(), late::table());
+  kernels::add_kernels(context, device.device(), table);
   add_late_gradients(context, device);
   return device;
 }

@@ -1,12 +1,10 @@
 // The sums of each channel of maps, batch norm with given statistics, and group norm.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
+#include "nn/kernels/checks.hpp"
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
-#include "weft/base/error.hpp"
 
 namespace weft::kernels::cpu {
 namespace {
@@ -55,12 +53,6 @@ void each_range(KernelContext& ctx, MapShape s, Run&& run) {
 
 void clear(double* sums, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) sums[i] = 0;
-}
-
-void check_groups(const char* op, const MapShape& s, std::int64_t groups) {
-  if (groups < 1 || s.channels % groups != 0)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{}: {} channels do not divide into {} groups", op, s.channels, groups));
 }
 
 }  // namespace

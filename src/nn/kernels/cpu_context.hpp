@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
-#include <type_traits>
 
 #include "nn/kernels/cpu_state.hpp"
 
@@ -84,10 +83,12 @@ void strided_matmul(KernelContext::State& state, int thread, Stored a_stored, St
 void add_partial_rows(KernelContext::State& state, const float* partials, float* out, std::int64_t blocks,
                       std::int64_t dim);
 
-// The kernels of the CPU, declared from the table.
-#define WEFT_DECLARE(name) std::remove_pointer_t<decltype(KernelTable::name)> name;
-WEFT_KERNELS(WEFT_DECLARE)
-#undef WEFT_DECLARE
+// The kernels of the CPU, declared from the list.
+#define WEFT_KERNEL(name, ...) detail::KernelOf::name<float> name;
+#define WEFT_KERNEL_F32_BF16(name, ...) \
+  detail::KernelOf::name<float> name;   \
+  detail::KernelOf::name<bf16> name##_bf16;
+#include "weft/nn/kernels.inl"
 
 }  // namespace cpu
 
