@@ -1,0 +1,41 @@
+// Says whether the losses of one training on several meshes differ by rounding or by a fault.
+//
+// A training amplifies rounding: where a gradient is as small as rounding, AdamW turns its sign into a whole
+// step. So from some step on no tolerance tells rounding from a fault. A control run measures how far rounding
+// leads: the reference mesh again, with a learning rate that is kControlRate times as high. A mesh passes if
+// each of its losses is within the tolerance, or at most kTimesControl times as far from the reference as the
+// control has been up to that step.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace weft::tools {
+
+inline constexpr double kControlRate = 1 + 1e-8, kTimesControl = 10;
+
+using Losses = std::vector<double>;  ///< of each step
+
+/// |loss - reference| / |reference| at each step; infinity where one of them is no number. Both have as many
+/// steps.
+std::vector<double> differences(const Losses& reference, const Losses& losses);
+
+struct ParityVerdict {
+  bool passed = false;
+  double worst = 0;  ///< of all differences from the reference
+  /// The mesh and the step that are furthest from the reference, compared with what is allowed there.
+  std::size_t mesh = 0;
+  std::int64_t step = 0;
+  double times_control = 0;  ///< how many times as far as the control that is; 0: within the tolerance
+};
+
+/// `losses`: of each mesh; the first mesh is the reference. `control`: null if there was no control run.
+ParityVerdict verdict_of(std::span<const Losses> losses, const Losses* control, double tolerance);
+
+/// The verdict in a sentence. `names`: of the meshes.
+std::string sentence(const ParityVerdict& verdict, std::span<const std::string> names,
+                     const Losses& reference, const Losses* control, double tolerance);
+
+}  // namespace weft::tools
