@@ -1,5 +1,11 @@
 // Says whether the losses of one training on several meshes differ by rounding or by a fault.
 //
+// A training amplifies rounding: if a gradient is as small as rounding, AdamW turns its sign into a whole
+// step. So from some step on no tolerance tells rounding from a fault. A control run measures how far
+// rounding leads: the reference mesh again, with a learning rate that is kControlRate times as high. A mesh
+// passes if each of its losses is within the tolerance, or at most kTimesControl times as far from the
+// reference as the control has been up to that step.
+#pragma once
 
 #include <cstdint>
 #include <span>
