@@ -57,9 +57,9 @@ std::string sentence(const ParityVerdict& v, std::span<const std::string> names,
     return fmt::format("{}; at most {:.0e} is allowed: {}", first, tolerance, end);
   const std::vector<double> d = differences(reference, *control);
   return fmt::format(
-      "{}, above {:.0e}. So {} was trained again with a learning rate 1 + {:.0e} times\nas high: that "
-      "control "
-      "differs by {:.2e}. At step {}, {} is {:.1f} times as far from {} as the control was by then; at most "
+      "{}, above {:.0e}. So {} was trained again with a learning rate 1 + {:.0e} times as high: that "
+      "control differs by {:.2e}. At step {}, {} is {:.1f} times as far from {} as the control was by then; "
+      "at most "
       "{:.0f} times is allowed: {}",
       first, tolerance, names[0], kControlRate - 1, *std::max_element(d.begin(), d.end()), v.step,
       names[v.mesh], v.times_control, names[0], kTimesControl, end);
