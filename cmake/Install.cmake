@@ -46,14 +46,13 @@ target_link_libraries(weft_installed PRIVATE $<BUILD_INTERFACE:weft_flags> $<BUI
 weft_pkg_config(weft "Collectives and meshes for many-rank programs" "" "-Wl,-rpath,\${libdir} -lweft" "-lfmt -lstdc++ -lm")
 if(TARGET weft_train)
   list(APPEND weft_libraries weft_train_installed)
-  find_package(dnnl REQUIRED)
   find_package(OpenMP REQUIRED COMPONENTS CXX)
   weft_installed_library(weft_train)
   target_link_libraries(weft_train_installed PUBLIC weft_installed PRIVATE $<BUILD_INTERFACE:weft_flags> $<BUILD_INTERFACE:fmt::fmt>
-                        $<BUILD_INTERFACE:DNNL::dnnl> $<BUILD_INTERFACE:OpenMP::OpenMP_CXX>)
+                        $<BUILD_INTERFACE:OpenMP::OpenMP_CXX>)
   list(TRANSFORM OpenMP_CXX_LIB_NAMES PREPEND "-l" OUTPUT_VARIABLE weft_train_needs)
   list(JOIN weft_train_needs " " weft_train_needs)
-  set(weft_train_needs "-ldnnl ${weft_train_needs} -lfmt -lstdc++ -lm")
+  set(weft_train_needs "${weft_train_needs} -lfmt -lstdc++ -lm")
   weft_pkg_config(weft_train "Layers and training over weft" "weft = ${PROJECT_VERSION}" "-Wl,-rpath,\${libdir} -lweft_train" "${weft_train_needs}")
 endif()
 foreach(library ${weft_libraries})
@@ -63,9 +62,9 @@ foreach(library ${weft_libraries})
 endforeach()
 
 # libweft.a and libweft_train.a, from the same objects. CMake provides their targets by find_package(weft
-# COMPONENTS static), which needs fmt, and by find_package(weft COMPONENTS train_static), which needs oneDNN,
+# COMPONENTS static), which needs fmt, and by find_package(weft COMPONENTS train_static), which needs OpenMP,
 # too. For pkg-config they are weft_static and weft_train_static; or weft and weft_train with --static if all
-# libraries are static, including fmt and oneDNN.
+# libraries are static, including fmt.
 if(WEFT_STATIC)
   add_library(weft_static STATIC $<FILTER:$<TARGET_OBJECTS:weft>,EXCLUDE,/plugins/shared_library[.]cpp[.]o$>
               ${PROJECT_SOURCE_DIR}/src/backends/plugins/static_library.cpp)
@@ -81,7 +80,7 @@ if(WEFT_STATIC)
   if(TARGET weft_train)
     add_library(weft_train_static STATIC $<TARGET_OBJECTS:weft_train>)
     add_library(weft::weft_train_static ALIAS weft_train_static)
-    target_link_libraries(weft_train_static PRIVATE $<BUILD_INTERFACE:weft_flags> fmt::fmt DNNL::dnnl OpenMP::OpenMP_CXX PUBLIC weft_static)
+    target_link_libraries(weft_train_static PRIVATE $<BUILD_INTERFACE:weft_flags> fmt::fmt OpenMP::OpenMP_CXX PUBLIC weft_static)
     set_target_properties(weft_train_static PROPERTIES OUTPUT_NAME weft_train LINKER_LANGUAGE CXX
       ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/installed)
     install(TARGETS weft_train_static EXPORT weftTrainStaticTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -3,7 +3,7 @@
 # what a package needs. libweft needs neither MPI nor Gloo: plug-ins over them are separate packages.
 #
 #   libweft0.2         libweft.so, the plug-in nccl      weft-gloo, weft-openmpi, weft-mpich   a plug-in, and its peer of `weft bench`
-#   libweft-train0.2   libweft_train.so (oneDNN)         weft-dev   headers, static libraries, CMake, pkg-config, pages, examples
+#   libweft-train0.2   libweft_train.so                  weft-dev   headers, static libraries, CMake, pkg-config, pages, examples
 #   weft               the tool, what `weft bench` runs
 #
 # The preset "debian" has Debian's folders and no run paths. Packages of other presets work as well, with
@@ -104,6 +104,6 @@ foreach(plugin ${weft_plugins})
   weft_package(${plugin} weft-${plugin} libs "The transport over ${plugin}, loaded when it is asked for." DEPENDS libweft)
 endforeach()
 weft_package(dev weft-dev libdevel "Headers, static libraries, files for CMake and pkg-config, pages and examples."
-             DEPENDS ${weft_libraries_of_packages} RECOMMENDS "libfmt-dev, libdnnl-dev" SUGGESTS "cmake, pkg-config")
+             DEPENDS ${weft_libraries_of_packages} RECOMMENDS "libfmt-dev" SUGGESTS "cmake, pkg-config")
 set(CPACK_DEBIAN_DEV_PACKAGE_SHLIBDEPS OFF)  # no program is in it, and looking at each page takes seconds
 include(CPack)

@@ -4,6 +4,8 @@
 #include <chrono>
 #include <cstdint>
 
+#include "base/cpu/isa.hpp"
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -61,6 +63,27 @@ __attribute__((target("avx512f,avx512bf16,avx512vl"))) void bf16_512(std::int64_
   sink = _mm512_cvtss_f32(sum[0]);
 }
 
+// Four sums, as the products have (nn/kernels/gemm/matrix_tiles.hpp).
+void bf16_amx(std::int64_t times) {
+  struct {
+    std::uint8_t palette = 1, first_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  } const configuration;
+  __asm__ volatile(
+      "ldtilecfg %0\n\ttilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3\n\t"
+      "tilezero %%tmm4\n\ttilezero %%tmm5\n\ttilezero %%tmm6\n\ttilezero %%tmm7"
+      :
+      : "m"(configuration));
+  for (std::int64_t t = 0; t < times; ++t)
+    __asm__ volatile(
+        "tdpbf16ps %%tmm6, %%tmm4, %%tmm0\n\ttdpbf16ps %%tmm7, %%tmm4, %%tmm1\n\t"
+        "tdpbf16ps %%tmm6, %%tmm5, %%tmm2\n\ttdpbf16ps %%tmm7, %%tmm5, %%tmm3"
+        :
+        :);
+  __asm__ volatile("tilerelease" : :);
+}
+
 double best(void (*run)(std::int64_t), double flops) {
   using Clock = std::chrono::steady_clock;
   constexpr std::int64_t kTimes = 20000;
@@ -77,9 +100,12 @@ double best(void (*run)(std::int64_t), double flops) {
 }  // namespace
 
 double peak_gflops(DType dtype) {
-  if (dtype == DType::bf16 && __builtin_cpu_supports("avx512bf16")) return best(bf16_512, 64);
-  if (__builtin_cpu_supports("avx512f")) return best(f32_512, 32);
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return best(f32_256, 16);
+  const CpuIsa isa = cpu_isa();
+  constexpr double kOfTiles = 4.0 * 16 * 16 * 32 * 2 / kSums;
+  if (dtype == DType::bf16 && isa >= CpuIsa::amx) return best(bf16_amx, kOfTiles);
+  if (dtype == DType::bf16 && isa >= CpuIsa::avx512_bf16) return best(bf16_512, 64);
+  if (isa >= CpuIsa::avx512) return best(f32_512, 32);
+  if (isa >= CpuIsa::avx2) return best(f32_256, 16);
   return 0;
 }
 

@@ -53,31 +53,16 @@ class Recut {
     back_ = std::make_unique<Window>(Partition(maps->mesh(), maps->global, parts), back);
   }
   Tensor there(Frame& frame, const Tensor& maps) const {
-    return as_samples(
-        with_enough_pixels(frame, run(frame, *there_, maps, there_->window_shape(maps.shape()))), layout_);
+    return as_samples(run(frame, *there_, maps, there_->window_shape(maps.shape())), layout_);
   }
   Tensor back(Frame& frame, const Tensor& there) const {
-    // Removes the samples of zeros.
-    const Tensor maps = there.slice_flat(0, there_->window_shape(layout_->local_shape()));
-    return run(frame, *back_, maps, layout_->local_shape()).with_layout(layout_);
+    return run(frame, *back_, there, layout_->local_shape()).with_layout(layout_);
   }
 
   /// The layout of maps with one pixel for each window, sharded like the windows.
   const LayoutRef windows;
 
  private:
-  // oneDNN sums f32 products of few rows in another order; additional samples of zeros give the bits of many
-  // rows.
-  static constexpr std::int64_t kLeastPixels = 16;
-  static Tensor with_enough_pixels(Frame& frame, const Tensor& maps) {
-    const std::int64_t of_sample = maps.size(kHeight) * maps.size(kWidth);
-    if (of_sample == 0 || maps.size(0) == 0 || maps.size(0) * of_sample >= kLeastPixels) return maps;
-    Shape more = maps.shape();
-    more[0] = ceil_div(kLeastPixels, of_sample);
-    const Tensor all = frame.compute().zeros(more);
-    copy(frame.compute().context(), maps, all.slice_flat(0, maps.shape()), frame.compute().stream());
-    return all;
-  }
   static Tensor run(Frame& frame, const Window& window, const Tensor& in, const Shape& shape) {
     const Tensor out = frame.compute().make(shape, DType::f32, Memory::shared);
     window.start(in, out, frame.compute().stream()).finish();

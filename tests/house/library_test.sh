@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The needs and the exports of libweft, or libweft_train: the C and C++ libraries and fmt, no transport's
-# library (libweft_train: libweft, oneDNN and OpenMP, too); and among the names without C++ mangling those of
+# library (libweft_train: libweft and OpenMP, too); and among the names without C++ mangling those of
 # its headers of C, all of them and no others; of C++, names of weft alone.
 #
 #   library_test.sh LIBRARY.SO HEADERS-OF-C
@@ -16,7 +16,7 @@ for name in $needed; do
   case $name in
     libc.so.* | libm.so.* | libstdc++.so.* | libgcc_s.so.* | libfmt.so.* | ld-linux*) ;;
     libasan.so.* | libubsan.so.* | libtsan.so.*) echo "a sanitizer's build: $name" ;;
-    libweft.so.* | libdnnl.so.* | libgomp.so.*) [ "$what" = libweft_train ] || fail "$what needs $name" ;;
+    libweft.so.* | libgomp.so.*) [ "$what" = libweft_train ] || fail "$what needs $name" ;;
     *) fail "$what needs $name" ;;
   esac
 done

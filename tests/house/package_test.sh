@@ -32,7 +32,7 @@ for package in $packages; do
   ls "$work/root/usr/share/doc/$package"/changelog* >/dev/null || fail "$package has no changelog"
   own="libc6|libgcc-s1|libstdc\+\+6|libfmt[0-9]+|libweft[0-9.]+"
   case $package in
-    libweft-train*) own+="|libdnnl[0-9]+|libgomp1" ;;
+    libweft-train*) own+="|libgomp1" ;;
     weft) own+="|libweft-train[0-9.]+|libbenchmark[0-9]*.*|libtomlplusplus[0-9]+" ;;
     weft-dev) own+="|libweft-train[0-9.]+" ;;
     weft-gloo) own+="|libgloo[0-9.]+" ;;

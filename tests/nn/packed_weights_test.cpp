@@ -19,7 +19,7 @@ using kernels::test::random_array;
 
 constexpr int kPacked = PackedWeights::kUsesBefore + 1;  // the use that packs
 
-// Whether bf16 products here are oneDNN's, which alone packs weights.
+// Whether bf16 products here multiply bf16; only these keep packed weights.
 bool packs_here() {
   KernelContext ctx(1);
   const std::int64_t n = 64;
@@ -29,6 +29,10 @@ bool packs_here() {
     matmul(ctx, a.data(), Stored::plain, WeightMatrix{b.data(), 1, 1}, Stored::plain, c.data(), n, n, n,
            false);
   return ctx.state().packed.bytes() > 0;
+}
+
+std::size_t bytes_of(KernelContext& ctx, std::int64_t n, std::int64_t k) {
+  return static_cast<std::size_t>(ctx.state().bf16->packed_floats(n, k)) * sizeof(float);
 }
 
 struct Sizes {
@@ -91,17 +95,17 @@ TEST(PackedWeights, AnotherVersionIsPackedAnew) {
     }
   }
   if (packs_here()) {
-    EXPECT_EQ(ctx.state().packed.bytes(), static_cast<std::size_t>(n * k) * sizeof(bf16));
+    EXPECT_EQ(ctx.state().packed.bytes(), bytes_of(ctx, n, k));
   }
 }
 
 TEST(PackedWeights, MemoryIsBoundedAndOldOnesMakeRoom) {
-  if (!packs_here()) GTEST_SKIP() << "bf16 products are not oneDNN's here";
+  if (!packs_here()) GTEST_SKIP() << "bf16 is widened here";
   const std::int64_t m = 2, n = 64, k = 64;
-  constexpr std::size_t kBytes = 64 * 64 * sizeof(bf16);
   KernelContext ctx(1);
+  const std::size_t one_matrix = bytes_of(ctx, n, k);
   PackedWeights& packed = ctx.state().packed;
-  packed.limit = 3 * kBytes;
+  packed.limit = 3 * one_matrix;
   const auto a = random_array<bf16>(m * k, 1), b = random_array<bf16>(k * n, 2);
   auto got = garbage(m * n), want = got;
   matmul(ctx, a.data(), Stored::plain, b.data(), Stored::plain, want.data(), m, n, k, false);
@@ -113,12 +117,12 @@ TEST(PackedWeights, MemoryIsBoundedAndOldOnesMakeRoom) {
   };
   for (int round = 0; round < 5; ++round)
     for (std::uint64_t weight = 1; weight <= 8; ++weight) use(weight);
-  EXPECT_EQ(packed.bytes(), 3 * kBytes);  // the first three; the others are multiplied as they are
+  EXPECT_EQ(packed.bytes(), 3 * one_matrix);  // the first three; the others are multiplied as they are
   EXPECT_EQ(packed.is_packed(1) + packed.is_packed(2) + packed.is_packed(3), 3);
   for (std::uint64_t turn = 0; turn < 2 * PackedWeights::kOldAfter; ++turn) use(8);
   EXPECT_TRUE(packed.is_packed(8));
   EXPECT_FALSE(packed.is_packed(1));
-  EXPECT_EQ(packed.bytes(), 3 * kBytes);
+  EXPECT_EQ(packed.bytes(), 3 * one_matrix);
   for (std::uint64_t weight = 100; weight < 100 + 2 * PackedWeights::kMostEntries; ++weight) use(weight);
   EXPECT_LE(packed.entries(), PackedWeights::kMostEntries);
 }

@@ -47,6 +47,7 @@ TEST(Doctor, SaysWhichInstructionSetIsUsedAndWhy) {
     const CommandOutput less = doctor("WEFT_CPU_ISA=avx2");
     EXPECT_EQ(less.status, 0) << less.text;
     EXPECT_THAT(less.text, ContainsRegex("\n  instruction set +avx2, by WEFT_CPU_ISA; this CPU has "));
+    EXPECT_THAT(less.text, ContainsRegex("\n  matrix products +avx2; bf16 is widened\n"));
   }
 }
 

@@ -30,7 +30,7 @@ enum { WEFT_LOG_ERROR = 0, WEFT_LOG_WARNING = 1, WEFT_LOG_INFO = 2, WEFT_LOG_DEB
  * lies in segments of shared memory (weft_alloc, the buckets of a weft_reducer, gradients and activations
  * that are communicated, copies that weft_redistribute makes); memory of devices; messages over weft's other
  * transports for which no receive waits yet, and buffers of plug-ins; memory of libraries that weft uses
- * (oneDNN, an MPI); tables of rotary positions; parts of files while a checkpoint is read or written;
+ * (an MPI); tables of rotary positions; parts of files while a checkpoint is read or written;
  * handles, weft_text, and small objects behind them.
  *
  * Any thread may call both functions, including weft's own threads; several threads may call them at once,

@@ -24,7 +24,7 @@ namespace weft {
 /// peers map: gradient buckets, tensors that boundaries and redistributions communicate) and memory that a
 /// transport over shared memory makes for itself; memory of other devices, which their runtime allocates;
 /// messages over weft's other transports for which no receive waits yet, and buffers of plug-ins; memory of
-/// libraries that weft uses (oneDNN, an MPI); tables of rotary positions (RopeTables); parts of files while a
+/// libraries that weft uses (an MPI); tables of rotary positions (RopeTables); parts of files while a
 /// checkpoint is read or written; and control objects (groups, calls, layouts, names, traces), for which weft
 /// uses operator new.
 ///

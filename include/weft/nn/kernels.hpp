@@ -68,9 +68,6 @@ enum class Stored : bool { plain, transposed };
 struct WeightMatrix {
   const bf16* data;
   std::uint64_t weight = 0, version = 0;
-  /// An element's bits must be the same for any number of columns: the columns are pixels of a map, of which
-  /// a rank may have any part.
-  bool of_any_columns = false;
   WeightMatrix(const bf16* elements) noexcept : data(elements) {}
   WeightMatrix(const bf16* elements, std::uint64_t of, std::uint64_t version_of) noexcept
       : data(elements), weight(of), version(version_of) {}

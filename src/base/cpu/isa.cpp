@@ -11,6 +11,8 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace weft {
@@ -38,7 +40,19 @@ bool has_rest_of_avx2() noexcept {
   return has_bit(c, kMovbe) && has_bit(c, kF16c) && has_bit(cpuid(0x80000001u).c, kLzcnt);
 }
 
-// Requires products of bf16, and tiles that the operating system saves.
+// Linux lets a process use the registers of AMX only if it asks (arch_prctl, Linux 5.16); this holds for all
+// its threads, and for processes that it forks. Linux refuses if a thread's alternate signal stack is too
+// small for the registers.
+bool may_use_amx() noexcept {
+#if defined(__linux__)
+  constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM
+  return ::syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+  return false;
+#endif
+}
+
+// Requires products of bf16, tiles that the operating system saves, and its permission.
 bool has_amx() noexcept {
   const unsigned d = cpuid(7).d;
   constexpr int kBf16 = 22, kTile = 24, kOsSaves = 27;
@@ -46,7 +60,7 @@ bool has_amx() noexcept {
   unsigned saved = 0, high = 0;
   __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
   constexpr unsigned kTiles = 3u << 17;
-  return (saved & kTiles) == kTiles;
+  return (saved & kTiles) == kTiles && may_use_amx();
 }
 #endif
 
@@ -83,7 +97,8 @@ CpuIsa limited_isa(CpuIsa has, const std::optional<std::string>& limit) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("WEFT_CPU_ISA is \"{}\"; expected {}", *limit,
                             has == CpuIsa::baseline
-                                ? "no value, since this CPU has none of avx2, avx512, avx512_bf16 and amx"
+                                ? "no value, since this CPU has none of avx2, avx512, "
+                                  "avx512_bf16 and amx"
                                 : fmt::format("at most {}, the last that this CPU has", name_of(has))));
   return isa;
 }
@@ -93,13 +108,22 @@ CpuIsa cpu_isa() {
   return isa;
 }
 
+std::string products_in_words(CpuIsa isa) {
+  switch (isa) {
+    case CpuIsa::baseline: return "plain loops, which are slow; bf16 is widened";
+    case CpuIsa::avx2:
+    case CpuIsa::avx512: return fmt::format("{}; bf16 is widened", name_of(isa));
+    case CpuIsa::avx512_bf16:
+    case CpuIsa::amx: return fmt::format("f32 by avx512, bf16 by {}", name_of(isa));
+  }
+  return {};
+}
+
 std::string isa_in_words(CpuIsa has, const std::optional<std::string>& limit) {
   const CpuIsa isa = limited_isa(has, limit);
-  return fmt::format(
-      "{}, {}{}", name_of(isa),
-      limit ? fmt::format("by WEFT_CPU_ISA; this CPU has {}", name_of(has))
-            : std::string("the last that this CPU has"),
-      isa == CpuIsa::amx ? " (weft has no kernels for amx yet and computes as with avx512_bf16)" : "");
+  return fmt::format("{}, {}", name_of(isa),
+                     limit ? fmt::format("by WEFT_CPU_ISA; this CPU has {}", name_of(has))
+                           : std::string("the last that this CPU has"));
 }
 
 }  // namespace weft

@@ -12,18 +12,6 @@ namespace weft::kernels {
 
 namespace cpu {
 
-/// While this object exists, the matrix library uses `threads` threads for calls of this thread.
-class ThreadCountGuard {
- public:
-  explicit ThreadCountGuard(int threads);
-  ~ThreadCountGuard();
-  ThreadCountGuard(const ThreadCountGuard&) = delete;
-  ThreadCountGuard& operator=(const ThreadCountGuard&) = delete;
-
- private:
-  int before_;
-};
-
 int this_thread_number();
 
 /// Whether all tasks take equal time, or each task is given to the next free thread.
@@ -73,8 +61,7 @@ void parallel_blocks(KernelContext::State& state, std::int64_t size, std::int64_
 }
 
 /// c = alpha a b, or c += alpha a b, in f32, on matrices in their stored form, whose rows are lda, ldb, ldc
-/// apart. To be called by one of the threads of a parallel_for, under a ThreadCountGuard of 1 and after
-/// reserve_products.
+/// apart. To be called by one of the threads of a parallel_for, after reserve_products(*state.f32, …).
 void strided_matmul(KernelContext::State& state, int thread, Stored a_stored, Stored b_stored, std::int64_t m,
                     std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda,
                     const float* b, std::int64_t ldb, bool accumulate, float* c, std::int64_t ldc);

@@ -34,11 +34,7 @@ Tensor in_dtype(Frame& frame, const Tensor& x, DType dtype) {
 void product(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, const Tensor& c) {
   const bool turned = a_stored == Stored::transposed;
   const std::int64_t m = a.size(turned ? 1 : 0), n = b.size(1), k = a.size(turned ? 0 : 1);
-  if (a.dtype() != DType::bf16) return multiply(frame, a, a_stored, b, Stored::plain, c, m, n, k, false);
-  kernels::WeightMatrix pixels(b.data_ptr<bf16>());
-  pixels.of_any_columns = true;
-  kernels::matmul(frame.kernels(), a.data_ptr<bf16>(), a_stored, pixels, Stored::plain, c.data_ptr<float>(),
-                  m, n, k, false);
+  multiply(frame, a, a_stored, b, Stored::plain, c, m, n, k, false);
 }
 
 // Returns whether the kernel sees each pixel once, at its place.
@@ -47,43 +43,23 @@ bool one_to_one(const UnfoldShape& s) {
          s.padding_height == 0 && s.padding_width == 0 && s.out_height == s.height && s.out_width == s.width;
 }
 
-// In bf16, products of few pixels are computed as their transposes. The library packs the second matrix in
-// each call, so the weight should be the second matrix, which can also be packed once and kept. Up to this
-// many pixels the transposed product is faster, even if nothing is kept (512 x 2048 channels: up to 3 times).
-//
-// The bits must equal those of product(), because another rank may have more pixels. Measurements with oneDNN
-// 2.6 found equal bits in products of one piece (fewer terms than cpu_matmul.cpp divides into two) with at
-// least two pixels and two channels, if the pixels lie as product_of_few() puts them.
-constexpr std::int64_t kFewPixels = 16, kTermsOfTwoPieces = std::int64_t{1} << 27;
+// In bf16, products of few pixels are computed as their transposes, which have the same bits. A product packs
+// its second matrix in each call, so the weight should be the second matrix, which can also be packed once
+// and kept. Up to this many pixels the transposed product is faster, even if nothing is kept.
+constexpr std::int64_t kFewPixels = 16;
 bool few_pixels(const UnfoldShape& s, const Tensor& w, std::int64_t groups) {
-  const std::int64_t pixels = s.height * s.width;
-  return w.dtype() == DType::bf16 && groups == 1 && one_to_one(s) && pixels <= kFewPixels && w.size(0) > 1 &&
-         w.size(1) > 1 && std::max<std::int64_t>(2, pixels) * w.count() < kTermsOfTwoPieces;
+  return w.dtype() == DType::bf16 && groups == 1 && one_to_one(s) && s.height * s.width <= kFewPixels;
 }
 
 // y = w x, or wᵀ x: (k, pixels), y: (m, pixels). `w_transposed`: how the transpose of the matrix that
 // multiplies x is stored.
 void product_of_few(Frame& frame, const Tensor& w, const Parameter* of, Stored w_transposed, const Tensor& x,
                     const Tensor& y) {
-  const std::int64_t k = x.size(0), m = y.size(0), pixels = y.size(1),
-                     rows = std::max<std::int64_t>(2, pixels);
-  // The pixels are read in the order of w: along the rows, or down the columns.
-  const bool by_rows = w_transposed == Stored::transposed;
-  Tensor operand = x;
-  if (pixels == 1) {  // one row is multiplied as a vector, in another order
-    const Tensor wide = widened(frame, x), twice = frame.compute().make({2, k});
-    for (std::int64_t row = 0; row < 2; ++row)
-      copy(frame.compute().context(), ConstTensorView(wide.reshape({k}).view()),
-           twice.slice_flat(row * k, {k}).view(), frame.compute().stream());
-    operand = by_rows ? twice : permuted(frame, twice, {2, k}, {1, 0}, {k, 2}, nullptr);
-  } else if (by_rows) {
-    operand = permuted(frame, widened(frame, x), {k, pixels}, {1, 0}, {pixels, k}, nullptr);
-  }
-  operand = in_dtype(frame, operand, w.dtype());
-  const Tensor turned = frame.compute().make({rows, m});
-  kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), by_rows ? Stored::plain : Stored::transposed,
+  const std::int64_t k = x.size(0), m = y.size(0), pixels = y.size(1);
+  const Tensor operand = in_dtype(frame, x, w.dtype()), turned = frame.compute().make({pixels, m});
+  kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), Stored::transposed,
                   of != nullptr ? as_matrix(w, *of) : kernels::WeightMatrix(w.data_ptr<bf16>()), w_transposed,
-                  turned.data_ptr<float>(), rows, m, k, false);
+                  turned.data_ptr<float>(), pixels, m, k, false);
   kernels::permute(frame.kernels(), turned.data_ptr<float>(), y.data_ptr<float>(), {{pixels, m}, {1, 0}});
 }
 

@@ -12,8 +12,7 @@ namespace weft::tools {
 /// While this object exists, a first SIGINT or SIGTERM is noted and nothing else happens. A second signal, at
 /// least half a second later (some launchers send theirs twice), ends the process as if this object did not
 /// exist. A signal that the process ignores stays ignored. The main thread must make it before it makes
-/// threads that take signals. A separate thread waits for the signals, so that no handler interrupts kernels:
-/// kernels that oneDNN generates keep data below the stack pointer, and a handler's frame would overwrite it.
+/// threads that take signals. A separate thread waits for the signals, so that no handler interrupts kernels.
 class StopRequest {
  public:
   /// Throws system.

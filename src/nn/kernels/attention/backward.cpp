@@ -309,7 +309,7 @@ std::int64_t delta_size(const Sizes& s) { return s.batch * s.heads * s.queries; 
 // There are fewer tasks than threads: this compares the time of 5 products of one task with the time of 7
 // products of all tasks on all threads.
 bool better_by_blocks(const KernelContext::State& state, const Sizes& s) {
-  return state.own != nullptr && 7 * s.batch * s.kv_heads < 5 * state.threads && s.queries > kQueryBlock;
+  return 7 * s.batch * s.kv_heads < 5 * state.threads && s.queries > kQueryBlock;
 }
 
 // dbias = the sum of the groups' partial sums, transposed and divided by the scaling that they contain.
@@ -333,7 +333,6 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
                         AttentionShape s) {
   check_heads("attention_backward", s);
   KernelContext::State& state = ctx.state();
-  const ThreadCountGuard one_thread_per_product(1);
   const Sizes of = sizes(s);
   float* const delta = state.scratch(delta_size(of));
   attention_delta(ctx, dout, out, delta, {s.batch, s.seq, s.seq, s.heads, s.kv_heads, s.head_dim});
@@ -359,7 +358,6 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
     std::fill_n(dv, kv_size, 0.0f);
   }
   KernelContext::State& state = ctx.state();
-  const ThreadCountGuard one_thread_per_product(1);
   const Sizes of = sizes(s);
   constexpr std::int64_t kGroups = 64;
   const std::int64_t tasks = s.batch * s.kv_heads, pairs = s.keys * s.queries;
@@ -396,7 +394,6 @@ void attention_piece_backward_queries(KernelContext& ctx, const float* dout, con
                                       const float* v, ScoreBias bias, const float* softmax,
                                       const float* delta, float* dq, AttentionPiece s) {
   const Sizes of = sizes("attention_piece_backward_queries", s, "key", s.first_key, kAttentionKeys);
-  const ThreadCountGuard one_thread_per_product(1);
   const KeyBias added = KeyBias::of(bias, of, ctx.state().scratch(KeyBias::floats(bias, of)));
   const BlockProducts products = products_of(ctx.state(), of);
   const Backward backward{dout, q, k, v, added, delta, softmax, dq, nullptr, nullptr, of, products};
@@ -412,7 +409,6 @@ void attention_piece_backward_keys(KernelContext& ctx, const float* dout, const 
   for (std::int64_t b = 0; s.begins && b < s.batch; ++b)  // keys that no block of queries will write
     for (float* const gradient : {dk, dv})
       std::fill_n(gradient + (b * of.keys + seen) * of.k_stride(), unseen * of.k_stride(), 0.0f);
-  const ThreadCountGuard one_thread_per_product(1);
   const KeyBias added = KeyBias::of(bias, of, ctx.state().scratch(KeyBias::floats(bias, of)));
   const BlockProducts products = products_of(ctx.state(), of);
   const Backward backward{dout, q, k, v, added, delta, softmax, nullptr, dk, dv, of, products};

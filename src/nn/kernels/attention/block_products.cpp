@@ -16,12 +16,12 @@ void transpose(const float* from, std::int64_t stride, std::int64_t rows, std::i
     for (std::int64_t j = 0; j < columns; ++j) to[j * ld + i] = from[i * stride + j];
 }
 
-// If there is no product of our own, strided_matmul computes it.
+// strided_matmul computes the products.
 constexpr blocks::Kernel kPlain{1, &copy, &copy, &transpose, nullptr};
 
 // Tests may choose the products of another instruction set.
 const blocks::Kernel& best(const KernelContext::State& state, bool bf16) {
-  if (state.own == nullptr || state.own != gemm::avx512()) return kPlain;
+  if (gemm::avx512() == nullptr || state.f32 != gemm::avx512()) return kPlain;
   return bf16 && blocks::avx512_bf16() != nullptr ? *blocks::avx512_bf16() : *blocks::avx512();
 }
 
@@ -29,7 +29,7 @@ const blocks::Kernel& best(const KernelContext::State& state, bool bf16) {
 
 BlockProducts::BlockProducts(KernelContext::State& state, bool bf16, std::int64_t n, std::int64_t k)
     : state_(state), kernel_(best(state, bf16)) {
-  if (kernel_.multiply == nullptr) state.reserve_products(n, k);
+  if (kernel_.multiply == nullptr) state.reserve_products(*state.f32, n, k);
 }
 
 void BlockProducts::multiply(int thread, const blocks::Product& p) const {

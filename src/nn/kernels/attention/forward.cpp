@@ -193,7 +193,6 @@ struct Forward {
 // these keys.
 void forward(KernelContext::State& state, const float* q, const float* k, const float* v, const KeyBias& bias,
              float* out, float* softmax, const Sizes& s) {
-  const ThreadCountGuard one_thread_per_product(1);
   const std::int64_t most_keys = std::min(kKeyBlock, s.keys);
   const BlockProducts products(state, s.bf16, std::max(kQueryBlock, s.head_dim),
                                std::max(s.head_dim, most_keys));

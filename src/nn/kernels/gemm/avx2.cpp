@@ -2,11 +2,14 @@
 // called only if the CPU has them.
 #include "base/cpu/isa.hpp"
 #include "nn/kernels/gemm/blocked.hpp"
+#include "nn/kernels/gemm/pack.hpp"
+#include "nn/kernels/gemm/vector_tiles.hpp"
 
 namespace weft::kernels::gemm {
 namespace {
 
-struct Avx2 {
+struct Avx2 : Floats {
+  static constexpr const char* kName = "avx2";
   using Vector = __m256;
   // A panel of b, 24 KB, stays in the first-level cache, a block of a, 192 KB, in the second-level cache, a
   // block of b, 4 MB, in the third-level cache.
@@ -21,10 +24,13 @@ struct Avx2 {
   static Vector fill(float x) { return _mm256_set1_ps(x); }
   static Vector multiply_add(Vector x, Vector y, Vector z) { return _mm256_fmadd_ps(x, y, z); }
   static Vector multiply(Vector x, Vector y) { return _mm256_mul_ps(x, y); }
+  static Vector add_product(Vector x, Vector y, Vector sum) { return multiply_add(x, y, sum); }
 };
 
 }  // namespace
 
-const Kernel* avx2() noexcept { return cpu_isa() >= CpuIsa::avx2 ? &Blocked<Avx2>::kernel : nullptr; }
+const Kernel* avx2() noexcept {
+  return cpu_isa() >= CpuIsa::avx2 ? &Blocked<VectorTiles<Avx2>>::kernel : nullptr;
+}
 
 }  // namespace weft::kernels::gemm

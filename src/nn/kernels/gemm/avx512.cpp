@@ -2,11 +2,14 @@
 // CPU has it.
 #include "base/cpu/isa.hpp"
 #include "nn/kernels/gemm/blocked.hpp"
+#include "nn/kernels/gemm/pack.hpp"
+#include "nn/kernels/gemm/vector_tiles.hpp"
 
 namespace weft::kernels::gemm {
 namespace {
 
-struct Avx512 {
+struct Avx512 : Floats {
+  static constexpr const char* kName = "avx512";
   using Vector = __m512;
   // A panel of b, 48 KB, and a block of a, 192 KB, stay in the second-level cache, a block of b, 4 MB, in the
   // third-level cache. 24 sums, three vectors of b and one of a are in registers.
@@ -21,10 +24,13 @@ struct Avx512 {
   static Vector fill(float x) { return _mm512_set1_ps(x); }
   static Vector multiply_add(Vector x, Vector y, Vector z) { return _mm512_fmadd_ps(x, y, z); }
   static Vector multiply(Vector x, Vector y) { return _mm512_mul_ps(x, y); }
+  static Vector add_product(Vector x, Vector y, Vector sum) { return multiply_add(x, y, sum); }
 };
 
 }  // namespace
 
-const Kernel* avx512() noexcept { return cpu_isa() >= CpuIsa::avx512 ? &Blocked<Avx512>::kernel : nullptr; }
+const Kernel* avx512() noexcept {
+  return cpu_isa() >= CpuIsa::avx512 ? &Blocked<VectorTiles<Avx512>>::kernel : nullptr;
+}
 
 }  // namespace weft::kernels::gemm

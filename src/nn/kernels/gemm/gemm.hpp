@@ -1,5 +1,4 @@
-// weft's own matrix products, for x86 CPUs with AVX2 or AVX-512, whose bits are known. Private to cpu_*.cpp
-// and tests; pure functions of their arguments.
+// Matrix products whose bits are known. Private to cpu_*.cpp and tests; pure functions of their arguments.
 //
 // How: K. Goto, R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008, in the form of F.
 // Van Zee, R. van de Geijn, "BLIS", 2015. Both matrices are packed in blocks that fit the caches, into panels
@@ -8,10 +7,24 @@
 //
 // An element of c is, whatever m, n, the steps of the matrices and its place in c are,
 //   fma(alpha, the sum over the last block of k,
-//       … fma(alpha, the sum over the first, what was there or the bias)),
-// where a block is 256 long and its sum is made by one fma after the other, in order; with avx2() and
-// avx512() alike. So a product may be divided into any pieces of rows and columns, and a row of c depends on
-// its row of a alone.
+//       … fma(alpha, the sum over the first, what was there or the bias)).
+// So a product may be divided into any pieces of rows and columns, and a row of c depends on its row of a
+// alone. The block and its sum depend on the kind of instructions:
+//
+// avx2(), avx512(): a block is 256 long, and its sum is made by one fma after the other, in order; both have
+// the same bits. Operands in bf16 are widened, so that the bits are those of f32.
+//
+// plain(): the same blocks and order; each product is rounded before it is added, unless the compiler's
+// target has an fma.
+//
+// avx512_bf16(): a block is 1024 long, of pairs (k, k + 1); a missing second element is 0. VDPBF16PS adds the
+// products of one pair after the other: first that of k + 1, then that of k, each by an fma to nearest even
+// that takes and gives numbers below 2^-126 as 0.
+//
+// amx(): the same blocks; a block's sum is that of parts of 32, in order, the last one filled up with 0.
+// TDPBF16PS makes a part from two sums, of its even and of its odd k, each by one fma after the other, adds
+// the even to the odd sum, and the result to the block's, all to nearest even, with numbers below 2^-126 as
+// 0.
 #pragma once
 
 #include <cstdint>
@@ -43,18 +56,45 @@ struct Product {
   float alpha = 1.0f;
   bool accumulate = false;
   const float* bias = nullptr;
+  /// If not null, b was packed by the same Kernel's pack_b, and the elements of `b` are not read.
+  const float* packed_b = nullptr;
+  /// If not null, c is written here, each element rounded once, to nearest even, and `c` is not used; not
+  /// where `accumulate`.
+  std::uint16_t* c_bf16 = nullptr;
 };
 
 /// The products of one instruction set.
 struct Kernel {
+  const char* name;  ///< for reports
   /// How many floats of scratch memory products with up to n columns and up to this k need.
   std::int64_t (*scratch)(std::int64_t n, std::int64_t k) noexcept;
   /// `scratch`: any alignment; its contents are undefined.
   void (*multiply)(const Product& p, float* scratch) noexcept;
+  /// A packed matrix consists of panels of so many columns, each with all of k. From column j on, a multiple
+  /// of `columns`, it begins at packed + packed_floats(j, k).
+  std::int64_t columns;
+  /// How many floats a packed matrix (k, n) takes.
+  std::int64_t (*packed_floats)(std::int64_t n, std::int64_t k) noexcept;
+  /// Packs the panel of b, (k, n), that begins at `column`, into the packed matrix `to`, whose alignment is
+  /// 64 bytes.
+  void (*pack_b)(const Matrix& b, std::int64_t n, std::int64_t k, std::int64_t column, float* to) noexcept;
 };
 
-/// Returns null if this build does not have it or cpu_isa() does not allow it.
+/// Products of floats, and of bf16 that are widened when they are packed. Returns null if this build does not
+/// have it or cpu_isa() does not allow it.
 const Kernel* avx2() noexcept;
 const Kernel* avx512() noexcept;
+/// For every CPU, in plain loops.
+const Kernel* plain() noexcept;
+/// Whether plain() adds a product with one rounding.
+bool plain_is_fused() noexcept;
+
+/// Products of bf16 alone. Returns null like the others.
+const Kernel* avx512_bf16() noexcept;
+const Kernel* amx() noexcept;
+
+/// The best for floats, and for bf16.
+const Kernel* best_f32() noexcept;
+const Kernel* best_bf16() noexcept;
 
 }  // namespace weft::kernels::gemm

@@ -1,25 +1,11 @@
-// The operands that products read from memory: parts of matrices packed into panels, and lines that are
-// prefetched before they are packed. A part of blocked.hpp; the file of an instruction set includes it once.
-// All code is in an unnamed namespace, as in blocked.hpp.
+// Parts of matrices packed into panels of floats; bf16 is widened. A part of blocked.hpp; the file of an
+// instruction set includes it once. All code is in an unnamed namespace, as in blocked.hpp.
 #pragma once
 
-#include <immintrin.h>
-
-#include "nn/kernels/gemm/gemm.hpp"
+#include "nn/kernels/gemm/ahead.hpp"
 
 namespace weft::kernels::gemm {
 namespace {
-
-constexpr std::int64_t kBlockK = 256;
-constexpr std::int64_t kLine = 16;  // floats
-
-constexpr std::int64_t least(std::int64_t x, std::int64_t y) { return x < y ? x : y; }
-constexpr std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
-// The size of the blocks of x: as equal as possible, at most `most`, and a multiple of `to` like `most`.
-constexpr std::int64_t equal_blocks(std::int64_t x, std::int64_t most, std::int64_t to) {
-  const std::int64_t count = (x + most - 1) / most;
-  return count == 0 ? to : rounded_up((x + count - 1) / count, to);
-}
 
 inline __m128 four(const float* from) { return _mm_loadu_ps(from); }
 inline __m128 four(const std::uint16_t* from) {  // bf16 is the upper half of a float
@@ -86,44 +72,26 @@ void pack_columns(const In* from, std::int64_t i_step, float* to, std::int64_t c
 }
 
 template <std::int64_t kWidth, class In>
-void pack(const void* data, std::int64_t i_step, std::int64_t p_step, float* to, std::int64_t count,
-          std::int64_t k) {
+void pack_floats(const In* from, std::int64_t i_step, std::int64_t p_step, float* to, std::int64_t count,
+                 std::int64_t k) {
   if (i_step == 1)
-    pack_rows<kWidth>(static_cast<const In*>(data), p_step, to, count, k);
+    pack_rows<kWidth>(from, p_step, to, count, k);
   else
-    pack_columns<kWidth>(static_cast<const In*>(data), i_step, to, count, k);
+    pack_columns<kWidth>(from, i_step, to, count, k);
 }
 
-// The lines of the part of a matrix that is packed next: they are prefetched into the second-level cache
-// while the part before it is multiplied.
-class Ahead {
- public:
-  Ahead() = default;
-  /// The lines of x in rows [0, rows) and columns [0, columns).
-  Ahead(const Matrix& x, std::int64_t rows, std::int64_t columns) {
-    const std::int64_t size = x.is_bf16 ? 2 : 4;
-    const bool by_rows = x.column_step == 1;
-    row_ = static_cast<const char*>(x.data);
-    row_bytes_ = (by_rows ? columns : rows) * size;
-    step_ = (by_rows ? x.row_step : x.column_step) * size;
-    rows_ = by_rows ? rows : columns;
-  }
-  std::int64_t lines() const { return rows_ * ((row_bytes_ + kLineBytes - 1) / kLineBytes); }
-  void fetch(std::int64_t lines) {
-    for (; lines > 0 && rows_ > 0; --lines) {
-      _mm_prefetch(row_ + at_, _MM_HINT_T1);
-      at_ += kLineBytes;
-      if (at_ < row_bytes_) continue;
-      at_ = 0;
-      row_ += step_;
-      --rows_;
-    }
-  }
+// The packing of sets whose units are floats.
+struct Floats {
+  static constexpr std::int64_t kSteps = 1, kBlockUnits = 256;
 
- private:
-  static constexpr std::int64_t kLineBytes = 64;
-  const char* row_ = nullptr;
-  std::int64_t row_bytes_ = 0, step_ = 0, rows_ = 0, at_ = 0;
+  template <std::int64_t kWidth>
+  static void pack(const Matrix& x, std::int64_t i_step, std::int64_t p_step, float* to, std::int64_t count,
+                   std::int64_t k) {
+    if (x.is_bf16)
+      pack_floats<kWidth>(static_cast<const std::uint16_t*>(x.data), i_step, p_step, to, count, k);
+    else
+      pack_floats<kWidth>(static_cast<const float*>(x.data), i_step, p_step, to, count, k);
+  }
 };
 
 }  // namespace
