@@ -13,8 +13,8 @@ using test::difference;
 using test::random_map;
 using test::Rank;
 
-// Of gradients of weights, which are sums over ranks. With bf16 weights, products sum up to 1024 positions one
-// after the other, in f32: a few ulps of the sum.
+// The tolerances of gradients of weights, which are sums over ranks. With bf16 weights, products sum up to
+// 1024 positions one after the other, in f32: a few ulps of the sum.
 constexpr double kWeights = 1e-6, kBf16Weights = 4e-6;
 
 std::unique_ptr<Module> causal(DType dtype) {
