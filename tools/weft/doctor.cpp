@@ -182,7 +182,7 @@ int doctor(bool all) {
 
   try {
     line("instruction set", isa_in_words(cpu_has(), env::get("WEFT_CPU_ISA")));
-    line("matrix products", products_in_words(limited_isa(cpu_has(), env::get("WEFT_CPU_ISA"))));
+    line("matrix products", products_in_words(cpu_isa()));
   } catch (const Error& e) {
     line("instruction set", std::string("WRONG: ") + e.what());
   }
