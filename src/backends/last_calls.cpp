@@ -88,4 +88,9 @@ std::string tell_last_calls(std::span<const LastCall> calls) {
   return text;
 }
 
+std::string left_text(Op op, std::span<const int> ranks) {
+  return fmt::format("{}{} left the group without it", op == Op::none ? "" : fmt::format("{}: ", name(op)),
+                     name_ranks(ranks));
+}
+
 }  // namespace weft

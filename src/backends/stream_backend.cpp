@@ -107,7 +107,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     if (failed_) return false;
     if (const auto cause = cause_.look()) learn(*cause);
     if (const std::vector<int> left = messages_.lost(); !failed_ && !left.empty())
-      lose(left, "left the group");
+      lose(left, "left the group without it");
     each_other([&](int r) {
       if (!failed_ && !messages_.has_left(r) && ranks_.is_here(r) && !ranks_.alive(r)) lose({&r, 1}, "died");
     });

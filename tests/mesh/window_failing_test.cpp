@@ -399,12 +399,12 @@ TEST(WindowFailing, AnExchangeWhoseGroupHasEndedSaysSo) {
     }
     if (r.rank == 0) {
       // The exchanges keep their group alive, which rank 1 has left.
-      EXPECT_EQ(
-          error_text(ErrorCode::peer_lost, [&] { of_halo.finish(); }).find("halo: rank 1 left the group"),
-          0U);
-      EXPECT_EQ(
-          error_text(ErrorCode::peer_lost, [&] { of_window.finish(); }).find("window: rank 1 left the group"),
-          0U);
+      EXPECT_EQ(error_text(ErrorCode::peer_lost, [&] { of_halo.finish(); })
+                    .find("halo: rank 1 left the group without it"),
+                0U);
+      EXPECT_EQ(error_text(ErrorCode::peer_lost, [&] { of_window.finish(); })
+                    .find("window: rank 1 left the group without it"),
+                0U);
     }
     r.meet("over");
   });

@@ -19,6 +19,7 @@
 #include "backends/support_table.hpp"
 #include "base/cpu/isa.hpp"
 #include "base/files/new_file.hpp"
+#include "base/parse_number.hpp"
 #include "base/text/plain_streams.hpp"
 #include "commands.hpp"
 #include "trace.hpp"
@@ -95,15 +96,26 @@ std::string try_shm(Memory kind) {
 // Prints the variables that are set, or `all`; then unknown variables that begin with WEFT_.
 void print_environment(bool all) {
   fmt::print("\nenvironment{}\n", all ? "" : " (what is set; --all: everything that weft reads)");
+  bool any = all;
   for (const env::Variable& v : env::variables()) {
     const auto set = env::get(v.name);
     if (!set && !all) continue;
+    any = true;
     line(v.name, set ? (v.secret ? "(set, not shown)" : *set) : fmt::format("(not set: {})", v.fallback));
     if (all) fmt::print("  {:<28}   {}\n", "", v.meaning);
   }
-  for (const env::Unknown& v : env::unknown_variables())
+  for (const env::Unknown& v : env::unknown_variables()) {
+    any = true;
     line(v.name, v.nearest.empty() ? "weft does not know it"
                                    : fmt::format("weft does not know it; is {} meant?", v.nearest));
+  }
+  if (!any) fmt::print("  nothing is set\n");
+}
+
+// "23.5 GiB", of the system's "24684084 kB", which are KiB.
+std::string in_gib(const std::string& kib) {
+  const auto count = parse_integer<std::int64_t>(kib.substr(0, kib.find(' ')));
+  return count ? fmt::format("{:.1f} GiB", static_cast<double>(*count) / (1 << 20)) : kib;
 }
 
 // Checks whether traces can be written to the folder that WEFT_TRACE names; returns what is wrong, or
@@ -175,7 +187,7 @@ int doctor(bool all) {
   line("processor", first_value("/proc/cpuinfo", "model name"));
   line("usable cores",
        sched_getaffinity(0, sizeof(cores), &cores) == 0 ? fmt::format("{}", CPU_COUNT(&cores)) : "unknown");
-  line("memory", first_value("/proc/meminfo", "MemTotal"));
+  line("memory", in_gib(first_value("/proc/meminfo", "MemTotal")));
   line("huge pages on request", first_value("/sys/kernel/mm/transparent_hugepage/enabled", ""));
   line("address space limit, bytes", limit(RLIMIT_AS));
   line("open files limit", limit(RLIMIT_NOFILE));

@@ -7,10 +7,10 @@
 #include <cstddef>
 
 #include "backends/gloo/link_parts.hpp"
+#include "backends/last_calls.hpp"
 #include "base/hash.hpp"
 #include "base/signals.hpp"
 #include "weft/backends/blocking.hpp"
-#include "weft/base/name_ranks.hpp"
 
 namespace weft::gloo_backend {
 namespace {
@@ -119,10 +119,7 @@ bool Links::has_left(int rank) const {
 }
 
 Failure Links::left(const std::vector<int>& ranks, const OpState* s) const {
-  Failure f{.code = ErrorCode::peer_lost,
-            .text = fmt::format("{}{} left the group", s ? fmt::format("{}: ", name(s->op)) : "",
-                                name_ranks(ranks)),
-            .ranks = ranks};
+  Failure f{.code = ErrorCode::peer_lost, .text = left_text(s ? s->op : Op::none, ranks), .ranks = ranks};
   if (s) f.op = s->op, f.call = s->call;
   return f;
 }

@@ -475,9 +475,8 @@ class MpiBackend final : public Backend, private MessageMedium {
     if (pending) {
       why.op = calls_.record(calls_.current()).op;
       why.call = calls_.record(calls_.current()).call;
-      why.text = fmt::format("{}: ", name(why.op));
     }
-    why.text += fmt::format("{} left the group", name_ranks(lost));
+    why.text = left_text(why.op, lost);
     raise(why);
   }
 

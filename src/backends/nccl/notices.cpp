@@ -272,9 +272,7 @@ std::optional<Failure> Notices::ask(std::uint64_t came, const LastCall& last) {
   for (int r = 0; leavers >> r >> colon >> calls;)
     if (calls < came) left.push_back(r);
   if (left.empty()) return std::nullopt;
-  return Failure{.code = ErrorCode::peer_lost,
-                 .text = fmt::format("{} left the group", name_ranks(left)),
-                 .ranks = left};
+  return Failure{.code = ErrorCode::peer_lost, .text = left_text(Op::none, left), .ranks = left};
 }
 
 bool Notices::fetch_one(Lock& lock) {

@@ -115,8 +115,7 @@ class ShmBackend final : public Backend {
       if (std::find(awaited.begin(), awaited.end(), r) != awaited.end()) lost.push_back(r);
     if (lost.empty()) return true;
     raise(group_, {.code = ErrorCode::peer_lost,
-                   .text = fmt::format("{}{} left the group", call ? fmt::format("{}: ", name(call->op)) : "",
-                                       name_ranks(lost)),
+                   .text = left_text(call ? call->op : Op::none, lost),
                    .op = call ? call->op : Op::none,
                    .call = call ? call->call : kNoCall,
                    .ranks = lost});
