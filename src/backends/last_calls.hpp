@@ -41,7 +41,7 @@ inline bool is_users_message(const OpState& s) noexcept { return s.user == nullp
 std::string tell_last_calls(std::span<const LastCall> calls);
 
 /// "all_reduce: rank 1 left the group without it": for ranks that a call waits for and that ended their group
-/// instead of calling it. Op::none: whoever reports the failure names the operation.
+/// instead of calling it. Op::none: the caller names the operation.
 std::string left_text(Op op, std::span<const int> ranks);
 
 }  // namespace weft
