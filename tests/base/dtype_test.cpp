@@ -85,6 +85,14 @@ void every_value_goes_round(const Format& format) {
   }
 }
 
+// What a device's library brings instead of std::complex.
+struct ComplexOfADevice {
+  using value_type = float;
+  float x, y;
+  float real() const { return x; }
+  float imag() const { return y; }
+};
+
 TEST(F16, EveryValueGoesRound) { every_value_goes_round<f16>(kF16); }
 TEST(Bf16, EveryValueGoesRound) { every_value_goes_round<bf16>(kBf16); }
 TEST(F8, EveryValueGoesRound) {
@@ -182,6 +190,9 @@ TEST(DType, OfTypes) {
   EXPECT_EQ(dtype_of<f8e5m2>, DType::f8e5m2);
   EXPECT_EQ(dtype_of<std::complex<float>>, DType::c64);
   EXPECT_EQ(dtype_of<std::complex<double>>, DType::c128);
+  EXPECT_EQ(dtype_of<ComplexOfADevice>, DType::c64);
+  static_assert(!Element<std::complex<long double>> && !Element<std::array<float, 2>> &&
+                !Element<std::string>);
   EXPECT_EQ(size_bytes(DType::f8e4m3), sizeof(f8e4m3));
   EXPECT_EQ(size_bytes(DType::f8e5m2), sizeof(f8e5m2));
   EXPECT_EQ(size_bytes(DType::c64), sizeof(std::complex<float>));

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <bit>
-#include <complex>
 #include <concepts>
 #include <cstdint>
 #include <string_view>
@@ -136,6 +135,15 @@ struct f8e5m2 {
   }
 };
 
+/// A complex number of two `Part`s: std::complex<Part>, or a type of the same form, such as a device's. (This
+/// header does not include <complex>, which takes as long to compile as a third of weft/group.hpp.)
+template <class T, class Part>
+concept ComplexOf = std::same_as<typename T::value_type, Part> && sizeof(T) == 2 * sizeof(Part) &&
+                    requires(const T& z) {
+  { z.real() } -> std::convertible_to<Part>;
+  { z.imag() } -> std::convertible_to<Part>;
+};
+
 /// The DType of a C++ type: `dtype_of<float> == DType::f32`.
 template <class T>
 inline constexpr DType dtype_of = T::weft_has_no_dtype_for_this_type;
@@ -169,10 +177,12 @@ template <>
 inline constexpr DType dtype_of<f8e4m3> = DType::f8e4m3;
 template <>
 inline constexpr DType dtype_of<f8e5m2> = DType::f8e5m2;
-template <>
-inline constexpr DType dtype_of<std::complex<float>> = DType::c64;
-template <>
-inline constexpr DType dtype_of<std::complex<double>> = DType::c128;
+template <class T>
+requires ComplexOf<T, float>
+inline constexpr DType dtype_of<T> = DType::c64;
+template <class T>
+requires ComplexOf<T, double>
+inline constexpr DType dtype_of<T> = DType::c128;
 // If std::int64_t is `long`, `long long` and `unsigned long long` are different types from it and need their
 // own rows.
 template <class T>

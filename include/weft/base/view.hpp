@@ -76,13 +76,12 @@ auto view(T* data, const Shape& shape, Device device = {}) noexcept {
 /// A type that has a DType. `long long` and `unsigned long long` are i64 and u64, even if std::int64_t is
 /// another type.
 template <class T>
-concept Element =
-    std::same_as<T, double> || std::same_as<T, float> || std::same_as<T, f16> || std::same_as<T, bf16> ||
-    std::same_as<T, std::int8_t> || std::same_as<T, std::int16_t> || std::same_as<T, std::int32_t> ||
-    std::same_as<T, std::int64_t> || std::same_as<T, long long> || std::same_as<T, std::uint8_t> ||
-    std::same_as<T, std::uint16_t> || std::same_as<T, std::uint32_t> || std::same_as<T, std::uint64_t> ||
-    std::same_as<T, unsigned long long> || std::same_as<T, bool> || std::same_as<T, f8e4m3> ||
-    std::same_as<T, f8e5m2> || std::same_as<T, std::complex<float>> || std::same_as<T, std::complex<double>>;
+concept Element = std::same_as<T, double> || std::same_as<T, float> || std::same_as<T, f16> ||
+    std::same_as<T, bf16> || std::same_as<T, std::int8_t> || std::same_as<T, std::int16_t> ||
+    std::same_as<T, std::int32_t> || std::same_as<T, std::int64_t> || std::same_as<T, long long> ||
+    std::same_as<T, std::uint8_t> || std::same_as<T, std::uint16_t> || std::same_as<T, std::uint32_t> ||
+    std::same_as<T, std::uint64_t> || std::same_as<T, unsigned long long> || std::same_as<T, bool> ||
+    std::same_as<T, f8e4m3> || std::same_as<T, f8e5m2> || ComplexOf<T, float> || ComplexOf<T, double>;
 
 /// Elements that lie one after the other, with their address and number: std::vector, std::array, a C
 /// array, std::span, std::string.
