@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <complex>
 #include <limits>
@@ -85,7 +86,7 @@ void every_value_goes_round(const Format& format) {
   }
 }
 
-// What a device's library brings instead of std::complex.
+// A complex type as a device's library has it.
 struct ComplexOfADevice {
   using value_type = float;
   float x, y;
