@@ -7,11 +7,11 @@
 #include <vector>
 
 #include "backends/call_word.hpp"
+#include "backends/last_calls.hpp"
 #include "base/signals.hpp"
 #include "base/text/plain_streams.hpp"
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/op_table.hpp"
-#include "weft/base/name_ranks.hpp"
 
 namespace weft::nccl {
 namespace {
