@@ -10,6 +10,7 @@
 #include <string>
 
 #include "weft/base/error.hpp"
+#include "weft/base/view.hpp"
 
 namespace weft::dtype_test {
 namespace {
