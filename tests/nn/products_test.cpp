@@ -121,8 +121,8 @@ void expect_stated_bits(const gemm::Kernel& kernel, Sum sum_of, std::int64_t blo
       }
 }
 
-const Shape kShapes[] = {{1, 1, 1},     {7, 31, 19},    {9, 50, 33},    {17, 97, 1025}, {5, 60, 2051},
-                         {195, 71, 66}, {201, 5, 1100}, {397, 110, 15}, {8, 48, 8195},  {16, 193, 130}};
+const Shape kShapes[] = {{1, 1, 1},     {7, 31, 19},    {9, 50, 33},   {9, 51, 1025}, {5, 49, 2051},
+                         {195, 71, 66}, {201, 5, 1100}, {397, 60, 15}, {8, 20, 8195}, {16, 193, 130}};
 
 // Products below 2^-126 are 0.
 constexpr Shape kOfTinyNumbers{9, 20, 70};
