@@ -16,8 +16,8 @@
 namespace weft {
 namespace {
 
-// The transport between hosts that this rank could use: the launcher's MPI, if its plug-in loads here.
-// Returns "" for gloo.
+// Returns the MPI that this rank could use between hosts: that of the launcher, if its plug-in can be loaded
+// here. Returns "" if this rank can use only gloo.
 std::string usable_mpi(Context& context, std::string& why) {
   const Launcher launcher = find_launch_info(context).launcher;
   const std::string_view mpi = launcher == Launcher::openmpi ? "mpi-openmpi"
@@ -36,11 +36,11 @@ std::string usable_mpi(Context& context, std::string& why) {
   }
 }
 
-/// The message of a rank to the others.
+/// The message of a rank to the other ranks.
 struct BootstrapInfo {
-  std::string mpi;     // that it can use, or "-"
-  std::string host;    // and its user
-  std::string socket;  // of its process
+  std::string mpi;     // the MPI that the rank can use, or "-"
+  std::string host;    // the rank's host, and its user
+  std::string socket;  // the socket of the rank's process
   std::string no_shared_memory;
 };
 

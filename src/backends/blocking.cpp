@@ -13,15 +13,15 @@
 namespace weft {
 namespace {
 
-// How long a broken call waits for the thread that knows why it broke.
+// How long a broken call waits for the thread that knows the reason.
 constexpr auto kCauseWait = std::chrono::seconds(2);
 
 }  // namespace
 
 struct BlockingBackend::Flight {
   enum : int { pending, done, refused, found };
-  std::uint64_t number = 0;  // of a collective
-  MessageInfo message{};     // found
+  std::uint64_t number = 0;  // the number of a collective
+  MessageInfo message{};     // the message that was found
   std::atomic<int> state{pending};
   static Flight& of(OpState& s) noexcept { return *reinterpret_cast<Flight*>(s.scratch.data()); }
 };
@@ -143,8 +143,8 @@ void BlockingBackend::work() noexcept {
       std::unique_lock lock(mutex_);
       busy_ = false;
       changed_.notify_all();
-      // If a connection broke, the thread that watches the connection knows why and fails the group. If no
-      // thread does so, the cause is the transport's own text.
+      // If a connection has broken, the thread that watches the connection knows the reason and fails the
+      // group. If no thread does so, the cause is the transport's own text.
       if (!well && !cause && !changed_.wait_for(lock, kCauseWait, [&] { return failing_ || ending_; }))
         cause = Failure{.code = ErrorCode::system,
                         .text = fmt::format("{}: {}", name(s->op), trouble),

@@ -53,7 +53,7 @@ void compare_builds(const GroupInit& b) {
   if (b.size == 1) return;
   const std::string what = "build";
   join(b, what, {}, 0);
-  // The rank that comes last knows that all ranks have read it.
+  // The rank that arrives last knows that all ranks have read the texts.
   const std::string done = fmt::format("{}/{}/done", b.token, what);
   if (b.store->add(done, 1, b.deadline) != b.size) return;
   GroupInit each = b;

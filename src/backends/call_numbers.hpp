@@ -1,4 +1,4 @@
-// Call numbers in texts. If calls are composed, the user's numbers carry the mark kUsersCall.
+// Call numbers in texts. If calls are composed, numbers of the user's calls have the mark kUsersCall.
 #pragma once
 
 #include <charconv>

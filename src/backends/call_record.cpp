@@ -90,7 +90,7 @@ Failure mismatch_of(int peer, const CallRecord& theirs, const std::string& they_
   called.erase(called.find("called "), 7);
   const bool order = theirs.order != own.order && theirs.op == own.op;
   const OpRow op = row(own.op);
-  CallRecord other = theirs;  // that, with our hash
+  CallRecord other = theirs;  // their record with this rank's hash
   other.hash = own.hash;
   const bool layouts = theirs.hash != own.hash && other == own && op.counts != Counts::in_blocks &&
                        op.counts != Counts::out_blocks && !is_named(own);

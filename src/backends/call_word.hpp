@@ -1,7 +1,8 @@
 // One encoding of a rank's call: the fields that must be equal on all ranks, packed into a word, a count and
 // a hash. The arrival line of shared memory holds the word, the count and the hash; a CallRecord
-// (weft/backends/call_record.hpp) holds the same fields one by one, for messages and texts; an entry of the
-// flight recorder holds the word. Inline, because every call runs this code. Pure functions; any thread.
+// (weft/backends/call_record.hpp) holds the same fields separately, for messages and texts; an entry of the
+// flight recorder holds the word. The functions are inline, because every call runs them. Pure functions; any
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -51,12 +52,12 @@ class CallWord {
   std::uint64_t bits_;
 };
 
-/// The count vector, which must be equal on all ranks; null if the operation has none.
+/// Returns the count vector, which must be equal on all ranks; null if the operation has none.
 inline const Block* agreed_blocks(const OpState& s) noexcept {
   switch (row(s.op).counts) {
     case Counts::out_blocks: return s.out_blocks;
     case Counts::in_blocks: return s.in_blocks;
-    case Counts::both_blocks:  // counts are each pair's own
+    case Counts::both_blocks:  // each pair of ranks has its own counts
     case Counts::none:
     case Counts::equal:
     case Counts::out_is_n_in:
@@ -67,10 +68,10 @@ inline const Block* agreed_blocks(const OpState& s) noexcept {
   return nullptr;
 }
 
-/// The count, which must be equal on all ranks; at least as large as any block.
+/// Returns the count, which must be equal on all ranks and is at least as large as any block.
 inline std::int64_t agreed_count(const OpState& s, int size) noexcept {
   switch (row(s.op).counts) {
-    case Counts::equal: return std::max(s.in_count, s.out_count);  // either may be a root's alone
+    case Counts::equal: return std::max(s.in_count, s.out_count);  // only the root may have one of the two
     case Counts::out_is_n_in: return s.in_count;
     case Counts::in_is_n_out: return s.out_count;
     case Counts::out_blocks:
@@ -87,15 +88,14 @@ inline std::int64_t agreed_count(const OpState& s, int size) noexcept {
   return 0;
 }
 
-/// Word and count alone describe most calls. For the other operations the caller must compare detail_hash(),
-/// too.
+/// Whether a call has details beyond word and count; then the caller must compare detail_hash(), too.
 inline bool has_detail(const OpState& s) noexcept {
   return s.in_blocks != nullptr || s.out_blocks != nullptr || s.reduce.kind == ReduceOp::Kind::premul_sum ||
          s.reduce.kind == ReduceOp::Kind::user;
 }
 
-/// A hash of the further arguments that must be equal on all ranks: a scale, the name of a user's reduction,
-/// a count vector. 0: the call has no such arguments.
+/// Returns a hash of the details that must be equal on all ranks: a scale, the name of a user's reduction, a
+/// count vector. Returns 0 if the call has no details.
 inline std::uint64_t detail_hash(const OpState& s, int size) noexcept {
   const bool reduces = row(s.op).reduces;
   const bool scaled = reduces && s.reduce.kind == ReduceOp::Kind::premul_sum,
@@ -112,18 +112,18 @@ inline std::uint64_t detail_hash(const OpState& s, int size) noexcept {
 
 /// The details of a call that a text can state in addition to its record, if the transport has them.
 struct CallDetail {
-  int block = -1;                        ///< of the count vector: the first that differs
-  std::int64_t block_count = 0;          ///< and its count
-  std::optional<double> scale;           ///< of premul_sum
+  int block = -1;                        ///< the first block of the count vector that differs
+  std::int64_t block_count = 0;          ///< the count of this block
+  std::optional<double> scale;           ///< the scale of premul_sum
   std::optional<std::string_view> user;  ///< the name of a user's reduction
-  std::string_view path;                 ///< that a test forces
+  std::string_view path;                 ///< the path that a test forces
 };
 
 /// Like what() of call_record.hpp, for a collective, from its record.
 std::string what(const CallRecord& record);
-/// describe() of call_record.hpp, with more detail.
+/// Like describe() of call_record.hpp, with details.
 std::string describe(int rank, const CallRecord& record, const CallDetail& detail);
-/// mismatch() of call_record.hpp, with two texts that describe() wrote.
+/// Like mismatch() of call_record.hpp, with two texts that describe() has returned.
 Failure mismatch_of(int peer, const CallRecord& theirs, const std::string& they_called, int rank,
                     const CallRecord& own, std::string called);
 

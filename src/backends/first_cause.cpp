@@ -10,8 +10,7 @@
 namespace weft {
 namespace {
 
-// The Store may be on a host that is cut off, or in a process that is stopped: then nobody waits longer than
-// this for it.
+// How long a rank waits for the Store, which may be on a host that is cut off, or in a stopped process.
 constexpr auto kStoreAnswer = std::chrono::milliseconds(500);
 
 }  // namespace
@@ -41,7 +40,7 @@ Failure FirstCause::raise(const Failure& why) const noexcept {
   try {
     if (store_ != nullptr)
       return decode_failure(store_->compare_set(key_, "", encode(why), Deadline::after(kStoreAnswer)));
-  } catch (...) {  // the Store is gone: every rank reports its own error
+  } catch (...) {  // the Store has ended: every rank reports its own error
   }
   return why;
 }

@@ -53,7 +53,8 @@ HostRanks::HostRanks(const GroupInit& b, std::span<const std::string> addresses)
       added.process = peers.meet(told.process, b.deadline);
     } catch (const Error& e) {
       added.ended = e.code() == ErrorCode::peer_lost;
-      if (added.ended || e.code() == ErrorCode::unsupported) continue;  // or of another host or user
+      // unsupported: the process is on another host, or belongs to another user
+      if (added.ended || e.code() == ErrorCode::unsupported) continue;
       refuse(b, rank, e.code(), e.what());
     }
     added.doorbell = added.process->doorbell(told.doorbell);

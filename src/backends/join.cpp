@@ -24,13 +24,13 @@
 namespace weft {
 namespace {
 
-// How long after the deadline the store may take to report which keys exist, or to remove a key; and how much
-// longer for each of many keys.
+// How long after the deadline the store may take to report which keys exist, or to remove a key; with many
+// keys it may take longer.
 constexpr Duration kAnswer = std::chrono::milliseconds(500);
 constexpr Duration kAnswerEach = std::chrono::milliseconds(4);
 
-// How often a waiting rank looks for the first cause: often at first, then more rarely, so that many ranks in
-// a long wait do not keep the store busy.
+// How often a waiting rank reads the first cause: often at first, then more rarely, so that many ranks in a
+// long wait do not load the store.
 constexpr Duration kFirstLook = std::chrono::milliseconds(50);
 constexpr Duration kRareLook = std::chrono::milliseconds(500);
 
@@ -41,7 +41,7 @@ constexpr Duration kEarly = std::chrono::milliseconds(10);
 // it only the necessary requests.
 constexpr Duration kLate = std::chrono::milliseconds(250);
 
-// Each rank that joins adds 1 to the low bits of a counter, and the group's size to the bits above these.
+// Each rank that joins adds 1 to the low bits of a counter, and the group's size to the bits above.
 constexpr int kCountBits = 24;
 
 std::string key_of(const GroupInit& b, std::string_view what, std::string_view of) {
@@ -72,7 +72,8 @@ auto for_group(const GroupInit& b, const F& f) {
   }
 }
 
-// Packs all texts into one value, and unpacks them: each with its length, since a text may hold any byte.
+// Packs all texts into one value, and unpacks them. Each text is preceded by its length, because it may hold
+// any byte.
 std::string pack(const std::vector<std::string>& infos) {
   std::string text;
   for (const std::string& info : infos) text += fmt::format("{}:{}", info.size(), info);
@@ -107,7 +108,7 @@ std::vector<std::string> unpack(const GroupInit& b, std::string_view text) {
 }
 
 // The text that a rank wrote with announce(): "build size place info". `place`: this rank was the place-th
-// rank to come.
+// rank to arrive.
 struct Announced {
   int place = 0;
   std::string info;
@@ -135,10 +136,10 @@ Announced parse(const GroupInit& b, const std::string& build, int r, std::string
   return {*number, std::string(text)};
 }
 
-// Throws the mismatch that this rank sees. Either some rank gave another size: it has set its text, or is
-// about to. Or (sizes = 0) some rank has reported a mismatch.
+// Throws the mismatch that this rank finds. Called if some rank gave another size, and has set its text or is
+// about to set it; or, with sizes = 0, if some rank has reported a mismatch.
 void name_mismatch(const GroupInit& b, std::string_view what, const std::string& build, std::int64_t sizes) {
-  constexpr std::int64_t kMost = 4096;  // ranks looked at
+  constexpr std::int64_t kMost = 4096;  // the number of ranks whose texts are read
   do {
     for (int r = 0; r < std::min(std::max<std::int64_t>(sizes, b.size), kMost); ++r)
       if (auto text = b.store->try_get(key_of(b, what, r), b.deadline)) parse(b, build, r, *text);
@@ -178,7 +179,7 @@ Error as_told(const GroupInit& b, Failure why) {
 
 namespace {
 
-// Converts any Error of an interrupted wait: the result reports to the other ranks which rank does not come.
+// Returns the Error for an interrupted wait, which reports to the other ranks which rank does not arrive.
 Error interruption(const GroupInit& b) {
   return Error(
       Failure{.code = ErrorCode::aborted,
@@ -249,7 +250,8 @@ std::optional<std::string> await_looking(const GroupInit& b, const std::string& 
       throw_first_cause(b);
       look();
     }
-    if (last) return b.store->try_get(key, Deadline::after(kAnswer));  // the rank may have come a moment ago
+    // the rank may have arrived a moment ago
+    if (last) return b.store->try_get(key, Deadline::after(kAnswer));
   }
 }
 
@@ -281,8 +283,8 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key) {
 
 namespace {
 
-// Called when the deadline has passed. Names the ranks that did not come. If all came, it names the last
-// rank, whose task it was to combine the texts.
+// Called when the deadline has passed. Names the ranks that have not arrived. If all have arrived, it names
+// the last rank, which had to combine the texts.
 [[noreturn]] void throw_late(const GroupInit& b, std::string_view what, const std::string& build,
                              Clock::time_point began) {
   const Deadline answer = Deadline::after(kAnswer + kAnswerEach * b.size);
@@ -297,8 +299,8 @@ namespace {
   throw_absent(b, absent.empty() ? last : absent, std::chrono::duration_cast<Duration>(Clock::now() - began));
 }
 
-// Called on the rank that came last. The other ranks have set their texts, or are about to; a rank that died
-// before it did so is absent.
+// Called on the rank that arrived last. The other ranks have set their texts, or are about to set them; a
+// rank that died before that counts as absent.
 void put_together(const GroupInit& b, std::string_view what, const std::string& build,
                   Clock::time_point began) {
   std::vector<std::string> all;
@@ -313,7 +315,7 @@ void put_together(const GroupInit& b, std::string_view what, const std::string& 
     b.store->set(key_of_part(b, what, part), std::string_view(text).substr(part * kPart, kPart), b.deadline);
 }
 
-// All parts, of which `first` is the first.
+// Returns all parts, joined; `first` is the first part.
 std::string all_parts(const GroupInit& b, std::string_view what, std::string first) {
   std::string text = std::move(first);
   for (std::size_t part = 1; text.size() == part * kPart; ++part)
@@ -331,7 +333,8 @@ void announce(const GroupInit& b, std::string_view what, std::string_view info, 
     const std::int64_t sum =
         b.store->add(key_of(b, what, "count"), (std::int64_t{b.size} << kCountBits) + 1, b.deadline);
     const std::int64_t sizes = sum >> kCountBits, count = sum - (sizes << kCountBits);
-    if (sizes == count * b.size && count > b.size)  // the texts of the first time would be taken for these
+    // otherwise texts of the first use would be read as texts of this use
+    if (sizes == count * b.size && count > b.size)
       throw Error(ErrorCode::bad_argument,
                   fmt::format("group \"{}\": the ranks have met as \"{}\" already; expected another name, or "
                               "withdraw() first [rank {}]",
@@ -379,7 +382,7 @@ void withdraw(const GroupInit& b, std::string_view what) noexcept {
       bytes = b.store->try_get(key, answer).value_or("").size();
       b.store->remove(key, answer);
     }
-  } catch (...) {}  // a few bytes stay behind
+  } catch (...) {}  // the text stays in the store
 }
 
 void throw_absent(const GroupInit& b, std::vector<int> ranks, Duration waited) {

@@ -29,8 +29,8 @@ Traits shm() {
   return t;
 }
 
-// The dtypes that foreign transports combine themselves: dtypes that lose nothing when two ranks are combined
-// at a time. 16-bit floats would be rounded at every hop.
+// Adds the dtypes that foreign transports combine themselves: those that lose nothing when ranks are combined
+// one after the other. 16-bit floats would be rounded at every hop.
 void reduce_pairwise(Traits& t) {
   using Kind = ReduceOp::Kind;
   for (const Kind k : {Kind::sum, Kind::prod, Kind::min, Kind::max, Kind::bit_and, Kind::bit_or,
@@ -40,7 +40,7 @@ void reduce_pairwise(Traits& t) {
         t.reduces[static_cast<std::size_t>(k)] |= dtype_bit(d);
 }
 
-// Reductions that MPI knows, on types that it knows; min and max of floats use a function of ours.
+// MPI: reductions that MPI knows, on types that it knows; min and max of floats use a function of weft.
 Traits mpi(std::string_view name) {
   Traits t{.name = name, .ops = kForeignOps, .dtypes = kAllDTypes};
   reduce_pairwise(t);
@@ -61,7 +61,7 @@ Traits mpi(std::string_view name) {
 // either: the host does not compute on device memory.
 Traits nccl() {
   Traits t{.name = "nccl",
-           // NCCL has no scans, and a receive names its source
+           // NCCL has no scans, and its receives must name their source
            .ops = kForeignOps & ~op_bit(Op::scan) & ~op_bit(Op::exscan) & ~op_bit(Op::wait_message),
            .dtypes = kAllDTypes};
   constexpr DTypeSet floating =
@@ -75,7 +75,8 @@ Traits nccl() {
         t.reduces[static_cast<std::size_t>(kind)] |= dtype_bit(dtype) & dtypes;
   };
   reduces(ReduceOp::Kind::sum, floating | integers | complex);
-  reduces(ReduceOp::Kind::avg, floating | complex);  // of integers NCCL divides a sum that may have wrapped
+  // not for integers, because NCCL divides a sum that may have wrapped
+  reduces(ReduceOp::Kind::avg, floating | complex);
   reduces(ReduceOp::Kind::prod, floating | integers);
   reduces(ReduceOp::Kind::premul_sum, floating | integers);
   reduces(ReduceOp::Kind::min, floating | integers | dtype_bit(DType::boolean));
@@ -88,7 +89,7 @@ Traits nccl() {
   return t;
 }
 
-// Over TCP, in the group's thread.
+// Gloo: over TCP, in the group's thread.
 Traits gloo() {
   Traits t{.name = "gloo",
            .ops = op_bit(Op::all_reduce) | op_bit(Op::reduce) | op_bit(Op::broadcast) |
@@ -109,9 +110,9 @@ Traits gloo() {
   return t;
 }
 
-// A rank that was stopped just before process_vm_writev performs the write when it is resumed. By then the
-// target address may belong to another buffer. Unlike pages of shared memory, the pages of the target buffer
-// cannot be replaced. So quiesce() returns false while such a rank is in its copy.
+// If a rank is stopped just before process_vm_writev, it performs the write when it is resumed. At that time
+// the target address may belong to another buffer, and its pages cannot be replaced as pages of shared memory
+// can. So quiesce() returns false while such a rank is in its copy.
 Traits shm_single_copy() {
   Traits t = shm();
   t.guarantees.quiesces = false;

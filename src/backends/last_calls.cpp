@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// The most letters of the text, without the last group: an abort record of shm has room for 2047.
+// The largest length of the text, without its last group: an abort record of shm has room for 2047 letters.
 constexpr std::size_t kLongest = 900;
 
 std::string call_words(const LastCall& c) {
@@ -25,7 +25,7 @@ std::string call_words(const LastCall& c) {
   return text;
 }
 
-// Returns the text that follows the names of the ranks; `one`: only one rank is named.
+// Returns the text that follows the names of the ranks. `one`: whether only one rank is named.
 std::string words(const LastCall& c, bool one) {
   std::string text;
   switch (c.state) {
@@ -48,7 +48,8 @@ std::string words(const LastCall& c, bool one) {
   return text;
 }
 
-// Sorts ranks that are behind first: nothing known, then nothing called, then by number.
+// A sort key by which ranks that are behind come first: ranks of which nothing is known, then ranks that have
+// called nothing, then the others by call number.
 std::uint64_t place(const LastCall& c) noexcept {
   switch (c.state) {
     case LastCall::State::unknown: return 0;

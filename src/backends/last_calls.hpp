@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// The last call of a rank, from its record. It keeps a mark of kUsersCall.
+/// Returns the last call of a rank, from its record. Keeps a mark of kUsersCall.
 inline LastCall last_call_of(int rank, LastCall::State state, const CallRecord& record) noexcept {
   LastCall c{.rank = rank, .state = state};
   c.op = record.op;
@@ -32,12 +32,12 @@ inline LastCall::Message message_of(const OpState& s) noexcept {
           .tag = s.tag,
           .count = s.op == Op::send ? s.in_count : s.out_count};
 }
-/// Parts of composed calls are messages, too, but are not reported.
+/// Returns false for parts of composed calls, which are messages, too, but are not reported.
 inline bool is_users_message(const OpState& s) noexcept { return s.user == nullptr && s.tag >= 0; }
 
-/// All last calls as one sentence of bounded length. Ranks with equal calls are grouped, and ranks that are
-/// behind come first: "last calls: rank 3 finished barrier [call 16]; ranks 0, 1, 2 are in all_reduce f32
-/// x4096 sum [call 17]". Returns "" if nothing is known of any rank.
+/// Returns all last calls as one sentence of bounded length. Ranks with equal calls are grouped, and ranks
+/// that are behind come first: "last calls: rank 3 finished barrier [call 16]; ranks 0, 1, 2 are in
+/// all_reduce f32 x4096 sum [call 17]". Returns "" if nothing is known of any rank.
 std::string tell_last_calls(std::span<const LastCall> calls);
 
 /// "all_reduce: rank 1 left the group without it": for ranks that a call waits for and that ended their group

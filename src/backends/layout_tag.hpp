@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// A collective's tag is such a digest if it is not above this value. Messages never have such a tag.
+/// A tag up to this value is such a digest. Messages never have such a tag.
 inline constexpr int kLayoutTags = -kComposedTags - 1;
 inline int layout_tag(std::uint64_t digest) noexcept {
   return kLayoutTags - static_cast<int>((digest ^ digest >> 32) & 0x3fffffff);

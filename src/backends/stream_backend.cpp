@@ -31,14 +31,14 @@ namespace {
 
 struct Envelope {
   enum Kind : std::uint16_t { message, ask, answer, leave };
-  std::int32_t tag = 0;  // of a question or an answer: its number
+  std::int32_t tag = 0;  // in a question or an answer: its number
   std::uint16_t kind = message;
   std::uint16_t dtype = 0;
-  std::int64_t count = 0;  // elements; of an answer: bytes
+  std::int64_t count = 0;  // elements; in an answer: bytes
 };
 constexpr std::uint64_t kLayout = digest_of(sizeof(Envelope), offsetof(Envelope, kind),
                                             offsetof(Envelope, dtype), offsetof(Envelope, count));
-constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // from one rank in one poll
+constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // bytes read from one rank in one poll
 
 // A flag is set while this object exists.
 template <class Flag>
@@ -143,7 +143,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     while (!quiet() && !deadline.passed()) ::usleep(kPause);
     return quiet();
   }
-  void announce_sleep(bool) noexcept override {}  // the traits say that nobody rings
+  void announce_sleep(bool) noexcept override {}  // the traits say that peers do not ring
   std::vector<int> gone() const noexcept override {
     std::vector<int> ranks;
     each_other([&](int r) {
@@ -164,14 +164,14 @@ class StreamBackend final : public Backend, private MessageMedium {
     Envelope envelope;
     const std::byte* bytes = nullptr;
     std::size_t count = 0;
-    OpState* send = nullptr;       // null: of weft's own
-    std::vector<std::byte> own{};  // where `send` is null
-    std::size_t written = 0;       // of the envelope and the bytes
+    OpState* send = nullptr;       // null: data of weft's own
+    std::vector<std::byte> own{};  // the data if `send` is null
+    std::size_t written = 0;       // how much of the envelope and the bytes is written
   };
   struct Peer {
     std::deque<Outgoing> out;
-    // Incoming data: the envelope, then its bytes, which go to the receive that waits for them or into memory
-    // of ours.
+    // Incoming data: the envelope, and then its bytes, which go to the receive that waits for them, or into
+    // memory of weft.
     Envelope in;
     std::size_t in_read = 0;
     OpState* receive = nullptr;
@@ -191,7 +191,7 @@ class StreamBackend final : public Backend, private MessageMedium {
             {bytes.begin(), bytes.end()});
     if (notice == Notice::pong) flush(to);
   }
-  // Streams offer nothing: elements follow their envelope.
+  // Never called: streams offer nothing, because elements follow their envelope.
   void fetch(OpState&, int, std::uint64_t) override {}
   void done(OpState& s, const MessageInfo& found) override {
     s.peer = found.source;
@@ -202,8 +202,8 @@ class StreamBackend final : public Backend, private MessageMedium {
     Transfer::of(s).done = true;
   }
   void refuse(OpState&, Failure why) override { fail(why); }
-  // A program may leave many messages unreceived; they lie in local memory, which the program's allocator may
-  // provide.
+  // A program may leave many messages unreceived, so they lie in local memory, which the program's allocator
+  // may provide.
   Storage room_for(std::size_t bytes) override {
     return bytes > 0 ? Storage::allocate(context_, Memory::local, bytes) : Storage();
   }
@@ -257,7 +257,8 @@ class StreamBackend final : public Backend, private MessageMedium {
       ranks_ = HostRanks(b, places.hosts);
       each_other([&](int r) { all_here = all_here && ranks_.is_here(r); });
     }
-    streams_ = std::exchange(transport_.open, {})(places.addresses);  // its members are destroyed with it
+    // moved out, so that the function's captures are destroyed at once
+    streams_ = std::exchange(transport_.open, {})(places.addresses);
     if (streams_ == nullptr)
       throw Error(
           ErrorCode::bad_argument,
@@ -345,8 +346,8 @@ class StreamBackend final : public Backend, private MessageMedium {
   std::size_t read(int r, std::byte* to, std::size_t most) {
     return about(r, [&] { return expected("read", streams_->read(r, to, most), most, "from", r); });
   }
-  // The number of bytes that a function of the streams returned. Such a function can report a failure only by
-  // an exception: a -1 would be a very large number.
+  // Checks the number of bytes that a function of the streams has returned. Such a function can report a
+  // failure only by an exception; a -1 would be a very large number.
   std::size_t expected(const char* function, std::size_t bytes, std::size_t most, const char* side, int r) {
     if (bytes > most)
       throw Error(
@@ -400,8 +401,8 @@ class StreamBackend final : public Backend, private MessageMedium {
                ? count * static_cast<std::size_t>(size_bytes(static_cast<DType>(e.dtype)))
                : count;
   }
-  // The envelope of a message has arrived. If a receive waits for the message, the elements go directly to
-  // its `out`.
+  // To be called when the envelope of a message has arrived. If a receive waits for the message, the elements
+  // go directly to its `out`.
   void begin_message(int r) {
     Peer& p = peer(r);
     constexpr std::int64_t kMostCount = std::int64_t{1} << 56;
@@ -451,7 +452,7 @@ class StreamBackend final : public Backend, private MessageMedium {
                             .count = static_cast<std::int64_t>(count)},
                .count = count,
                .own = std::move(bytes)};
-    o.bytes = o.own.data();  // moving a vector leaves its elements where they are
+    o.bytes = o.own.data();  // still valid, because moving a vector does not move its elements
     peer(r).out.push_back(std::move(o));
   }
   // If a stream accepts no data for this long, that rank is not notified.
@@ -469,14 +470,14 @@ class StreamBackend final : public Backend, private MessageMedium {
           if (peer(r).left || peer(r).lost) return;
           try {
             flush(r);
-          } catch (const Error&) {  // it cannot be notified
+          } catch (const Error&) {  // this rank cannot be notified
             peer(r).out.clear();
           }
           more = more || !peer(r).out.empty();
         });
         if (more) ::usleep(kPause);
       }
-    } catch (...) {}  // no memory: they learn it from the host's transport, or at their deadline
+    } catch (...) {}  // no memory: the peers notice it otherwise, or at their deadline
   }
 
   void lose(std::span<const int> ranks, const char* how) noexcept {
@@ -502,7 +503,7 @@ class StreamBackend final : public Backend, private MessageMedium {
   std::unique_ptr<ByteStreams> streams_;
   bool pulling_ = false;
   std::atomic<bool> inside_{false}, failed_{false};
-  mutable std::mutex mutex_;  // fail() and failure() come from any thread
+  mutable std::mutex mutex_;  // any thread may call fail() and failure()
   Failure failure_;
 };
 

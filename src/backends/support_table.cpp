@@ -87,7 +87,8 @@ std::string moving() {
   return text;
 }
 
-// A table of the operations that reduce, for dtypes and reductions that the backend supports natively.
+// Returns a table of the operations that reduce, for dtypes and reductions that the backend supports
+// natively.
 std::string reducing() {
   std::string text = head("operation");
   for (int o = 1; o < kOpCount; ++o) {

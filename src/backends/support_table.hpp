@@ -1,6 +1,6 @@
-// The contents of docs/support.md: what each transport does natively, what is composed, what is unsupported,
-// and what each transport guarantees about failures. The table is made from known_traits() alone, so it is
-// the same even if no plug-in is present.
+// The contents of docs/support.md: the operations that each transport performs natively, those that are
+// composed, those that are unsupported, and each transport's guarantees about failures. The table is made
+// from known_traits() alone, so it is the same even if no plug-in is present.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // Hooks that tests set for the groups that a rank of this process makes. Users never set hooks, so no public
-// header has them: the Context keeps them, by rank of the process.
+// header has them. The Context keeps them for each rank of the process.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,16 @@ struct TestHooks {
   std::string path = {};
   /// Called in the middle of a copy, while peers' memory is in use.
   std::function<void(std::uint64_t call)> in_chunk = {};
-  bool no_pair_memory = false;  ///< shm: this rank finds that the ranks have no memory of pairs (PairMemory)
-  /// The largest count of one message, in place of the transport's limit; 0: its own limit.
+  /// shm: this rank behaves as if the ranks had no memory of pairs (PairMemory)
+  bool no_pair_memory = false;
+  /// The largest count of one message, which replaces the transport's limit; 0: the transport's own limit.
   std::int64_t max_count = 0;
-  std::string host = {};  ///< "auto" and gloo take this rank to be on that host; empty: on its own
+  std::string host = {};  ///< "auto" and gloo behave as if this rank were on that host; empty: the real host
   /// Gloo: called before `peer` is notified that this rank leaves.
   std::function<void(int peer)> before_leave = {};
 };
 
-/// The hooks of the rank that makes this group; empty if no test has set any. Thread-safe.
+/// Returns the hooks of the rank that makes this group; empty if no test has set hooks. Thread-safe.
 TestHooks test_hooks(const GroupInit& b);
 
 /// While this object exists, the groups that this rank of the process makes in `context` have these hooks.

@@ -129,7 +129,7 @@ bool known(std::string_view name) {
                      [&](const Variable& v) { return v.name == name; });
 }
 
-// Returns the known name nearest to `name`; none if more than a third of the letters behind WEFT_ differ.
+// Returns the known name nearest to `name`, or "" if more than a third of the letters behind WEFT_ differ.
 std::string_view nearest(std::string_view name) {
   std::size_t least = 1 + (name.size() - kPrefix.size()) / 3;
   std::string_view found;

@@ -49,7 +49,7 @@ std::string system_words(int error_number) {
       name_limit(RLIMIT_DATA, "-d", 1024);
       break;
     case EFBIG: name_limit(RLIMIT_FSIZE, "-f", 1024); break;
-    case EAGAIN:  // of a thread: its stack has no room, or the user has too many
+    case EAGAIN:  // for a new thread: there is no room for its stack, or the user has too many threads
       name_limit(RLIMIT_AS, "-v", 1024);
       name_limit(RLIMIT_DATA, "-d", 1024);
       if (const std::string most = met_pids_max(); !most.empty())

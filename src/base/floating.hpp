@@ -1,4 +1,4 @@
-// Lists of dtypes that several layers accept, and their names for texts. Callable from any thread.
+// Lists of dtypes that several layers accept, and their names for texts. Any thread.
 #pragma once
 
 #include <string_view>
@@ -7,10 +7,10 @@
 
 namespace weft {
 
-/// The names of is_floating(): what gradients are.
+/// The names of the dtypes of is_floating(), which gradients may have.
 constexpr std::string_view kFloatingNames = "f64, f32, bf16 or f16";
 
-/// The dtypes that weights are stored in and layers compute with.
+/// Whether weights may be stored in this dtype, and layers compute with it.
 constexpr bool is_weight_dtype(DType t) noexcept { return t == DType::f32 || t == DType::bf16; }
 constexpr std::string_view kWeightDTypeNames = "f32 or bf16";
 

@@ -1,5 +1,5 @@
-// FNV-1a, 64 bit (Fowler, Noll, Vo): for comparing values that nobody forges; an attacker can make two values
-// with equal hashes. Callable from any thread.
+// FNV-1a, 64 bit (Fowler, Noll, Vo): for comparing values that nobody forges, because an attacker can make
+// two values with equal hashes. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct Fnv1a {
   constexpr void add(std::string_view bytes) noexcept {
     for (const char c : bytes) step(static_cast<unsigned char>(c));
   }
-  /// The eight bytes of `word`, the low ones first.
+  /// Adds the eight bytes of `word`, the low bytes first.
   constexpr void add(std::uint64_t word) noexcept {
     for (int i = 0; i < 8; ++i, word >>= 8) step(word & 0xff);
   }
@@ -35,7 +35,7 @@ constexpr std::uint64_t hash_of(std::string_view bytes) noexcept {
   return hash.value;
 }
 
-/// A number that differs if any of the given numbers, or their order, differs.
+/// Returns a number that differs if any of the given numbers, or their order, differs.
 template <class... Number>
 constexpr std::uint64_t digest_of(Number... numbers) noexcept {
   static_assert((std::is_integral_v<Number> && ...));

@@ -20,13 +20,13 @@ namespace weft {
 
 struct JsonLimits {
   std::size_t bytes = std::size_t{64} << 20;
-  std::size_t depth = 32;           ///< of arrays and objects in each other
-  std::size_t values = 10'000'000;  ///< in all; each takes up to some 80 bytes
+  std::size_t depth = 32;           ///< nesting of arrays and objects
+  std::size_t values = 10'000'000;  ///< the number of values in all; each takes up to some 80 bytes
 };
 
 /// The reason why a text was refused.
 struct JsonProblem {
-  bool malformed = false;  ///< it is no JSON at all
+  bool malformed = false;  ///< the text is no JSON at all
   std::string text;        ///< begins with a verb: "is no JSON (byte 7 of its 20)"
 };
 
@@ -60,7 +60,7 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
     return fresh || refuse(fmt::format("has the key \"{}\" twice", name));
   }
   bool parse_error(std::size_t byte, const std::string&, const nlohmann::json::exception& e) override {
-    constexpr int kNumberTooLarge = 406;  // nlohmann's out_of_range of that number
+    constexpr int kNumberTooLarge = 406;  // nlohmann's out_of_range error with this number
     if (e.id == kNumberTooLarge) return refuse("has a number that is too large for JSON's readers");
     problem_.malformed = true;
     return refuse(fmt::format("is no JSON (byte {} of its {})", byte, bytes_));
@@ -105,12 +105,12 @@ class JsonBuilder final : public nlohmann::json_sax<Json> {
   const JsonLimits limits_;
   Json root_;
   std::vector<Json*> open_;
-  Json* member_ = nullptr;  // of the innermost object, that the next value is for
+  Json* member_ = nullptr;  // the member of the innermost object that gets the next value
   std::size_t values_ = 0;
   JsonProblem problem_;
 };
 
-/// The text as values, or nothing and the reason.
+/// Returns the text as values, or nothing, and sets the reason.
 template <class Json = nlohmann::json>
 std::optional<Json> try_parse_json(std::string_view text, JsonProblem& why, const JsonLimits& limits = {}) {
   if (text.size() > limits.bytes) {
@@ -133,7 +133,7 @@ Json parse_json(std::string_view text, std::string_view subject, const JsonLimit
   throw Error(ErrorCode::bad_argument, fmt::format("{} {}", subject, why.text));
 }
 
-/// A value for an error text, short and printable.
+/// Returns a value as a short and printable text, for error texts.
 inline std::string shown_json(const nlohmann::json& value) {
   constexpr std::size_t kLongest = 40;
   if (value.is_structured() && value.size() > kLongest) return fmt::format("an {}", value.type_name());
@@ -142,12 +142,12 @@ inline std::string shown_json(const nlohmann::json& value) {
   return text;
 }
 
-/// One object of a parsed text, read member by member. An unexpected value throws bad_argument "<subject>:
+/// Reads one object of a parsed text, member by member. An unexpected value throws bad_argument "<subject>:
 /// <where> is -1; expected an integer from 0 to 7". The object refers to `subject` and `object`; the caller
 /// must keep both alive.
 class JsonReader {
  public:
-  /// `where`: the object's place in the text, as in "calls[3]"; empty: the outermost object.
+  /// `where`: the object's place in the text, such as "calls[3]"; empty: the outermost object.
   JsonReader(const std::string& subject, const nlohmann::json& object, std::string where)
       : subject_(subject), object_(object), where_(std::move(where)) {
     if (!object.is_object()) wrong(where_.empty() ? "it" : where_, "is no object");

@@ -97,8 +97,8 @@ struct Logger::Impl {
     waiting.store(true, std::memory_order_relaxed);
   }
 
-  // Returns the next line, for the thread that is in the sink. Returns nothing if there is no line; then the
-  // thread has left the sink.
+  // Returns the next line for the thread that runs the sink. Returns nothing if there is no line; this thread
+  // then no longer counts as running the sink.
   std::optional<Line> next() {
     const std::lock_guard lock(mutex);
     std::optional<Line> line;
@@ -116,7 +116,8 @@ struct Logger::Impl {
     return line;
   }
 
-  // Lines come faster than the sink takes them, perhaps from the sink itself; the next call goes on.
+  // For lines that are written faster than the sink takes them, perhaps by the sink itself: the thread stops
+  // running the sink, and the next call hands over the rest.
   void leave_sink() {
     const std::lock_guard lock(mutex);
     in_sink = false;
@@ -132,7 +133,7 @@ struct Logger::Impl {
   std::mutex mutex;                  // guards the members below; never held while the sink runs
   std::deque<Line> lines;
   std::size_t left_out = 0;
-  bool in_sink = false;  // a thread is in the sink and takes new lines
+  bool in_sink = false;  // a thread runs the sink, and hands over new lines
 };
 
 LogLevels LogLevels::changed_by(std::string_view text, std::string_view what) const {
@@ -189,7 +190,7 @@ void Logger::write_later(LogLayer layer, LogLevel level, std::string_view line) 
   if (!enabled(layer, level)) return;
   try {
     impl_->add(level, fmt::format("[{}] {}", name(layer), line));
-  } catch (...) {  // out of memory: diagnostics are worth less than the run
+  } catch (...) {  // out of memory: the line is lost, and the program goes on
   }
 }
 
@@ -200,7 +201,7 @@ void Logger::flush() noexcept {
       const std::optional<Impl::Line> line = impl_->next();
       if (!line) return;
       impl_->sink(line->level, line->text);
-    } catch (...) {  // a sink that throws must not take the program along
+    } catch (...) {  // a sink that throws must not end the program
     }
   }
   impl_->leave_sink();

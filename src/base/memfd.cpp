@@ -30,8 +30,8 @@ Descriptor::~Descriptor() {
 }
 
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
-  // The kernel grants any size, and kills some process when the pages do not fit any more. A size larger than
-  // all memory is refused, as by malloc.
+  // The kernel grants any size, and kills a process later when the pages do not fit any more. So a size
+  // larger than all memory is refused here, as malloc would refuse it.
   struct sysinfo machine {};
   if (::sysinfo(&machine) == 0 &&
       bytes / machine.mem_unit > static_cast<std::size_t>(machine.totalram) + machine.totalswap) {
@@ -99,11 +99,11 @@ namespace {
 // places adjacent segments of 1 GiB, have equal hashes at equal offsets. A kernel that reads or writes both
 // by turns then misses at every access (all_reduce of 512 KB in shared memory: 41 us instead of 9). So large
 // mappings begin at addresses that differ in bits 21 to 27.
-constexpr std::size_t kColorBytes = std::size_t{1} << 21;  // and huge pages stay possible
+constexpr std::size_t kColorBytes = std::size_t{1} << 21;  // also keeps huge pages possible
 constexpr std::size_t kColors = 128;
 
-// Returns an address for a mapping of `bytes`: a reserved range, which the caller maps over; nullptr: any
-// address will do.
+// Returns an address for a mapping of `bytes`: the begin of a reserved range, over which the caller must map.
+// Returns nullptr if any address will do.
 void* reserve_with_next_color(std::size_t bytes) noexcept {
   static std::atomic<std::size_t> next{0};
   if (bytes < kColorBytes) return nullptr;
@@ -112,7 +112,7 @@ void* reserve_with_next_color(std::size_t bytes) noexcept {
   constexpr std::size_t slack = (kColors + 1) * kColorBytes;
   void* const range =
       ::mmap(nullptr, bytes + slack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (range == MAP_FAILED) return nullptr;  // a limit of addresses
+  if (range == MAP_FAILED) return nullptr;  // a limit of the address space
   const auto from = reinterpret_cast<std::uintptr_t>(range);
   const std::uintptr_t first = (from + kColorBytes - 1) / kColorBytes;
   const std::size_t color = next.fetch_add(1, std::memory_order_relaxed) % kColors;

@@ -38,9 +38,9 @@ bool keeps_its_size(int fd) noexcept;
 /// The inode of an open file; 0 if there is none.
 std::uint64_t inode_of(int fd) noexcept;
 
-/// Returns a descriptor of the file of this user that process `pid` holds open under the number `descriptor`,
-/// if it is still the file with that inode. Returns an empty one if the system does not allow it (no /proc, a
-/// process that may not be traced), or if it is another file. The process may be stopped.
+/// Process `pid` of this user holds a file open under the number `descriptor`. Returns a descriptor of this
+/// file if it is still the file with inode `inode`. Returns an empty descriptor if the system does not allow
+/// it (no /proc, a process that may not be traced), or if it is another file. The process may be stopped.
 Descriptor open_file_of(pid_t pid, int descriptor, std::uint64_t inode) noexcept;
 
 /// Raises this process's soft limit of descriptors to `wanted` if it is lower, but not above the hard limit.
@@ -73,10 +73,10 @@ class SharedMapping {
   pid_t process_ = 0;
 };
 
-/// How much address space this process may still map (RLIMIT_AS, ulimit -v); the largest number if there is
-/// no limit, or no limit that can be compared with the mapped amount.
+/// Returns how much address space this process may still map (RLIMIT_AS, ulimit -v); the largest number if
+/// there is no limit, or if the mapped amount is not known.
 std::size_t addresses_left() noexcept;
-/// Returns whether a quarter of that limit stays free for the rest of the program after `bytes` more are
+/// Returns whether a quarter of RLIMIT_AS stays free for the rest of the program after `bytes` more are
 /// mapped. Returns true if there is no limit.
 bool leaves_addresses(std::size_t bytes) noexcept;
 

@@ -9,8 +9,8 @@
 
 namespace weft {
 
-/// Returns the integer that is the whole of `text`. Returns nothing if the text is empty, has a space or a
-/// plus sign, or does not fit.
+/// Converts all of `text` to an integer. Returns nothing if the text is empty, has other characters (even a
+/// space or a plus sign), or does not fit the type.
 template <class Integer>
 std::optional<Integer> parse_integer(std::string_view text) noexcept {
   Integer value{};
@@ -20,7 +20,7 @@ std::optional<Integer> parse_integer(std::string_view text) noexcept {
   return value;
 }
 
-/// Removes the next word from a text of words with one space between each two.
+/// Removes and returns the first word of a text in which single spaces separate words.
 inline std::string_view next_word(std::string_view& text) noexcept {
   const std::string_view word = text.substr(0, text.find(' '));
   text.remove_prefix(std::min(word.size() + 1, text.size()));

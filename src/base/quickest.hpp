@@ -1,6 +1,6 @@
-// Chooses between several ways to do the same thing by measuring them, since no table fits: the quickest way
-// depends on the processor, on the cores in use, on sizes and on the contents of the caches. It may also
-// change while a program runs, if a hypervisor moves the cores.
+// Chooses between several ways to do the same thing by measuring them. A fixed table would not fit, because
+// the quickest way depends on the processor, on the cores in use, on sizes and on the contents of the caches.
+// It may also change while a program runs, if a hypervisor moves the cores.
 #pragma once
 
 #include <algorithm>
@@ -19,14 +19,15 @@ namespace weft {
 /// all ways. Then it uses the quickest way, and measures this way and the others again from time to time. For
 /// use by one thread.
 ///
-/// A way is tried several times in a row, and only the last times count, because the caches have to get used
-/// to it (4 MB between two chiplets by the kernel, us: 698, 440, 419, 442, 382, 343, 319, 311, 299, 297).
+/// A way is tried several times in a row, and only the last times count, because the caches must adapt to it.
+/// (Example: 4 MB copied between two chiplets by the kernel took 698, 440, 419, 442, 382, 343, 319, 311, 299,
+/// 297 us.)
 template <class Way, std::size_t kWays>
 class Quickest {
  public:
   struct Next {
     Way way;
-    bool timed;  ///< took() needs it
+    bool timed;  ///< whether took() needs the time of this use
   };
   /// Returns the way for the next time, among the ways in `possible`; at least one must be possible.
   Next next(std::span<const Way> possible) noexcept;
@@ -40,30 +41,32 @@ class Quickest {
     return *std::min_element(possible.begin(), possible.end(), [&](Way a, Way b) { return ns(a) < ns(b); });
   }
 
-  static constexpr std::uint64_t kTries = 10;  ///< in a row, of each way, in the order of `possible`
-  static constexpr std::uint64_t kCheck = 32;  ///< so often the quickest is measured
-  /// After this many uses another way is tried again, and then after twice as many each time,
+  /// at first each way is used so often in a row, in the order of `possible`
+  static constexpr std::uint64_t kTries = 10;
+  static constexpr std::uint64_t kCheck = 32;  ///< one of so many uses of the quickest way is measured
+  /// After this many uses another way is tried again, and later after twice as many each time, …
   static constexpr std::uint64_t kSoon = 128;
-  /// up to this many, if it takes less than twice as long as the quickest,
+  /// … up to this many, if the way takes less than twice as long as the quickest way, …
   static constexpr std::uint64_t kAgain = 2048;
-  /// or else these.
+  /// … and otherwise up to this many.
   static constexpr std::uint64_t kSeldom = 16384;
 
  private:
-  // The number of times in a row that count; the least of them is used, since other programs may hold a
-  // thread up meanwhile.
+  // The last so many times of a row count. The least of them is used, because other programs may delay a
+  // thread.
   static constexpr std::uint64_t kCounted = 3;
   static constexpr std::uint64_t kUnknown = std::numeric_limits<std::uint64_t>::max();
   struct Of {
     std::array<std::uint64_t, kCounted> ns{kUnknown, kUnknown, kUnknown};
-    std::uint64_t oldest = 0, again = 0, gap = kSoon;  // it is tried at `again`, and `gap` later
+    // the way is tried again at use `again`, and then `gap` uses later
+    std::uint64_t oldest = 0, again = 0, gap = kSoon;
   };
   static std::size_t index(Way way) noexcept { return static_cast<std::size_t>(way); }
   std::uint64_t ns(Way way) const noexcept {
     const auto& last = ways_[index(way)].ns;
     return *std::min_element(last.begin(), last.end());
   }
-  // Sets the time until which `way` is not tried; `n` is the time now.
+  // Sets the use until which `way` is not tried; `n` is the number of the present use.
   void put_off(Way way, std::uint64_t n, Way quickest) noexcept {
     Of& of = ways_[index(way)];
     of.again = n + of.gap;
@@ -71,7 +74,7 @@ class Quickest {
   }
   std::uint64_t count_ = 0;
   std::array<Of, kWays> ways_{};
-  // The way that is tried now, `left_` times more.
+  // The way that is being tried now, for `left_` more uses.
   Way tried_{};
   std::uint64_t left_ = 0;
 };

@@ -54,7 +54,8 @@ void RandomStream::normal(std::uint64_t first, std::int64_t count, float* out) c
     const auto u = block(index);
     std::array<float, 4> z;
     for (std::size_t pair = 0; pair < 4; pair += 2) {
-      const double radius = std::sqrt(-2.0 * std::log((u[pair] + 1.0) * 0x1p-32));  // of (0, 1]
+      // the logarithm is that of a number in (0, 1]
+      const double radius = std::sqrt(-2.0 * std::log((u[pair] + 1.0) * 0x1p-32));
       const double angle = 2.0 * std::numbers::pi * (u[pair + 1] * 0x1p-32);
       z[pair] = static_cast<float>(radius * std::cos(angle));
       z[pair + 1] = static_cast<float>(radius * std::sin(angle));

@@ -47,7 +47,8 @@ namespace {
 using Bytes = std::array<std::uint8_t, 16>;
 enum class Fault : std::uint8_t { none, negative, beyond, strided };
 
-// Returns false if there is no room; the last written byte still says that more bytes follow.
+// Returns false if there is no room for all bytes; the last written byte then still says that more bytes
+// follow.
 bool pack(const Dims& dims, Bytes& to, std::size_t& at) noexcept {
   for (const std::int64_t number : dims) {
     auto left = static_cast<std::uint64_t>(number) << 1 ^ static_cast<std::uint64_t>(number >> 63);

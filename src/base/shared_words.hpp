@@ -16,8 +16,8 @@
 
 namespace weft {
 
-/// Returns the word as it is now. (Without this, the compiler may read a plain word again wherever its value
-/// is used.)
+/// Returns the present value of the word. (Otherwise the compiler may read a plain word again at each use of
+/// its value.)
 template <class T>
 [[nodiscard]] inline T read_once(const T& word) noexcept {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(std::uint64_t));
@@ -30,7 +30,8 @@ template <class T>
   return read_once(reinterpret_cast<const unsigned char&>(word)) != 0;
 }
 
-/// Returns the number of an enum whose values are 0 … last; `otherwise` if it is another number.
+/// Reads a word that holds an enum with the values 0 … `last`. Returns `otherwise` if the word is another
+/// number.
 template <class E>
 [[nodiscard]] constexpr E known_or(E value, E last, E otherwise) noexcept {
   using Number = std::make_unsigned_t<std::underlying_type_t<E>>;
@@ -44,7 +45,7 @@ template <class E>
          offset <= size - static_cast<std::uint64_t>(bytes);
 }
 
-/// Text up to its first zero, or all of it.
+/// Returns the text up to its first zero, or all of it if there is no zero.
 template <std::size_t n>
 [[nodiscard]] std::string text_in(const char (&text)[n]) {
   std::string copy(text, n);

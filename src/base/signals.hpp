@@ -11,9 +11,9 @@
 
 namespace weft {
 
-/// While this object exists, its thread receives none of some signals; threads that it makes inherit that.
-/// At the end the object swallows one signal that weft's own system calls may raise meanwhile, unless this
-/// signal was pending before.
+/// While this object exists, some signals are blocked in its thread, and in threads that this thread makes.
+/// At its end the object discards one signal that weft's own system calls may have raised meanwhile, unless
+/// this signal was already pending at the beginning.
 class BlockedSignals {
  public:
   BlockedSignals(const sigset_t& blocked, int swallowed) noexcept;
@@ -27,21 +27,21 @@ class BlockedSignals {
   bool was_pending_ = false;
 };
 
-/// Blocks all signals. Swallows SIGPIPE, because gloo writes to sockets whose peer may be gone.
+/// Blocks all signals. Discards SIGPIPE, because gloo writes to sockets whose peer may be gone.
 class NoSignals : BlockedSignals {
  public:
   NoSignals() noexcept;
 };
 
-/// With the signal blocked, a write beyond the process's file size limit (RLIMIT_FSIZE) is an error, and does
+/// Blocks SIGXFSZ, so that a write beyond the process's file size limit (RLIMIT_FSIZE) is an error, and does
 /// not end the process.
 class WithoutSizeSignal : BlockedSignals {
  public:
   WithoutSizeSignal() noexcept;
 };
 
-/// A thread that runs `body` and takes no signals. Throws system, with `what` and the limit that was reached,
-/// if the system gives no thread.
+/// Makes a thread that runs `body` and receives no signals. Throws system, with `what` and the limit that was
+/// reached, if the system refuses the thread.
 template <class F>
 std::thread start_thread(const char* what, F&& body) {
   const NoSignals inherited;

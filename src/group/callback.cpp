@@ -9,8 +9,8 @@
 namespace weft {
 namespace {
 
-// The callbacks that this thread is in, the innermost first: one may wait for a call of another group, and
-// run other callbacks meanwhile.
+// The callbacks that this thread is running, the innermost first: a callback may wait for a call of another
+// group, and run other callbacks meanwhile.
 struct Running {
   const GroupState* group;
   const std::shared_ptr<UserNumbers>* users;
@@ -50,7 +50,7 @@ void Callback::call(const Error* e) noexcept {
   } catch (...) {
     thrown_ = std::current_exception();
   }
-  f_.reset();  // with all that it refers to
+  f_.reset();  // destroys the function, with all objects that it holds
   progress_.callback_runs(-1);
   innermost = running.outer;
   state_.store(State::over, std::memory_order_release);
@@ -80,7 +80,7 @@ void WorkCallbacks::log_thrown(std::exception_ptr thrown, const Callback& from) 
     try {
       context_.log().write(LogLayer::group, LogLevel::warning,
                            fmt::format("{} threw: {}", from.title(), caught_words()));
-    } catch (...) {  // no memory to say so
+    } catch (...) {  // no memory for the message
     }
   }
 }
@@ -121,13 +121,13 @@ bool WorkCallbacks::settle(Deadline limit) {
 
 }  // namespace detail
 
-// Adds the callback of the calls of `work`. Returns null if all calls had ended already, so that nobody will
-// call it; `error` says how they ended.
+// Adds the callback of the calls of `work`. Returns null if all calls have ended already, so that no thread
+// would call the callback; `error` then says how they ended.
 std::shared_ptr<Callback> GroupState::add_callback(const Work& work, std::unique_ptr<detail::WorkCallback>& f,
                                                    std::optional<Error>& error) {
   own();
   try {
-    std::vector<std::uint32_t> pending;  // slots
+    std::vector<std::uint32_t> pending;  // the slots of the calls that have not ended
     work.each_call([&](std::uint32_t slot, std::uint32_t ticket) {
       if (!ring_.finished(slot, ticket)) pending.push_back(slot);
     });
@@ -174,11 +174,11 @@ void GroupState::fail_back(Ring::Slot& slot) noexcept {
   slot.attended = false;
   slot.found.reset();
   for (auto& c : slot.callbacks) {
-    if (c->queued) continue;  // of several calls
+    if (c->queued) continue;  // a callback of several calls may be queued already
     try {
       c->error = failure_.error(slot.op.op, slot.op.call);
     } catch (...) {
-      continue;  // no memory for the text: the thread that asks for the Work
+      continue;  // no memory for the text: the thread that polls the Work
                  // calls it
     }
     c->queued = true;

@@ -2,8 +2,8 @@
 //
 // Each slot of the ring has a list of the callbacks of its call. The thread that finishes the last of a
 // callback's calls, or fails the group, owns the group and so cannot call the callback. It puts the callback
-// into the list of the rank's ProgressEngine, whose entries run once the thread holds nothing. If a waiting
-// thread finds the failure first, it calls the callback itself at once. If a thread claims a callback, it
+// into the list of the rank's ProgressEngine, whose entries run when the thread holds no lock. If a waiting
+// thread notices the failure first, it calls the callback itself at once. The thread that claims a callback
 // calls it.
 #pragma once
 
@@ -29,14 +29,14 @@ class Callback final : public ProgressEngine::Later {
   Callback(std::unique_ptr<detail::WorkCallback> f, const GroupState* group, std::string title,
            ProgressEngine& progress);
 
-  int left = 0;                ///< calls that have not ended; the group's owner's
-  bool queued = false;         ///< the group's owner's
-  std::optional<Error> error;  ///< set before it is queued, if at all
+  int left = 0;                ///< the number of calls that have not ended; used by the group's owner
+  bool queued = false;         ///< used by the group's owner
+  std::optional<Error> error;  ///< if it is set, it is set before the callback is queued
 
   void run() noexcept override { call(error ? &*error : nullptr); }
   /// Calls the callback, unless another thread has claimed it. Any thread.
   void call(const Error* e) noexcept;
-  /// Waits until the callback has returned; returns false if it still runs at `limit`. Returns true, too, if
+  /// Waits until the callback has returned; returns false if it still runs at `limit`. Also returns true if
   /// this thread is inside the callback.
   bool await(Deadline limit) const noexcept;
   /// Returns the exception that the callback threw, once; nothing if it threw nothing.
@@ -50,7 +50,7 @@ class Callback final : public ProgressEngine::Later {
  private:
   enum class State : std::uint8_t { waiting, running, over };
   std::unique_ptr<detail::WorkCallback> f_;
-  // compared, never followed: the group may be gone; so may the objects below
+  // compared, but never followed, because the group may be destroyed; the same holds for the objects below
   const GroupState* const group_;
   const std::shared_ptr<UserNumbers>* const users_;
   const std::string title_;
@@ -64,10 +64,10 @@ class Callback final : public ProgressEngine::Later {
 /// in a callback of that group, because such a callback may not wait for calls of the group.
 void check_may_wait(const ProcessGroup& group);
 
-/// The message that a recv from any_source took, or that wait_message found. The slot of the call shares it
-/// with the call's Work, which may ask after the slot has been given to another call.
+/// The message that a recv from any_source took, or that wait_message found. The slot of the call shares this
+/// object with the call's Work, which may need it after the slot has been given to another call.
 struct FoundMessage {
-  MessageInfo message{};           ///< once `known`
+  MessageInfo message{};           ///< valid if `known`
   std::atomic<bool> known{false};  ///< set by the group's owner when the call is done
 };
 
@@ -79,9 +79,10 @@ class WorkCallbacks {
   explicit WorkCallbacks(Context& context, ProgressEngine& progress)
       : context_(context), progress_(progress) {}
   std::vector<std::shared_ptr<Callback>> all;
-  std::vector<std::shared_ptr<FoundMessage>> found;  // in the order of the calls
+  // of the recvs from any_source, in the order of the calls
+  std::vector<std::shared_ptr<FoundMessage>> found;
 
-  /// Calls the callbacks that nobody has called yet, with this error; waits for the others.
+  /// Calls the callbacks that have not been called yet, with this error; waits for the others.
   void fail(const Error& e) noexcept;
   /// Waits until all callbacks have returned whose calls have ended.
   void await() noexcept;

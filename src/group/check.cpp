@@ -16,7 +16,8 @@
 namespace weft {
 namespace {
 
-// Kernels read complete elements. (A complex element is a pair.)
+// Kernels read complete elements, so data must be aligned to the size of an element, at most to 8 bytes: an
+// element of 16 bytes is a complex number, a pair of f64.
 std::uintptr_t alignment(DType dtype) noexcept {
   return static_cast<std::uintptr_t>(std::min(size_bytes(dtype), 8));
 }
@@ -54,7 +55,7 @@ struct Checker {
                         .ranks = {}});
   }
 
-  // Casts, and memory that is no valid call, may give any number.
+  // Because of casts, or memory that holds no valid call, an enum may have any number.
   template <class Enum>
   void known(Enum value, int count, const char* what, const char* of = "") const {
     if (static_cast<int>(value) < count) return;
@@ -122,7 +123,7 @@ struct Checker {
       wrong(ErrorCode::bad_argument, "out is {}; expected {} (in)", name(out.dtype), name(in.dtype));
   }
 
-  // If `in` and `out` overlap, the call must be in place; `rule` explains this in the text.
+  // If `in` and `out` overlap, throws unless the call is in place; `rule` explains the condition in the text.
   void overlap(bool in_place, const char* rule) const {
     if (in_place || have.in_count == 0 || have.out_count == 0) return;
     const std::int64_t element = size_bytes(call.in.dtype);
@@ -281,8 +282,8 @@ void Checker::counts(OpRow r) const {
   }
 }
 
-// Memory of the host, with a known dtype other than raw bytes, and with so few elements that their bytes,
-// times the ranks of any group, fit 64 bits. A buffer with a fault has a negative count.
+// Whether a buffer is in memory of the host, has a known dtype other than raw bytes, and has so few elements
+// that their bytes, times the ranks of any group, fit 64 bits. (A buffer with a fault has a negative count.)
 template <class Byte>
 bool plain(const BasicBuffer<Byte>& b) noexcept {
   constexpr std::int64_t kMost = std::int64_t{1} << 48;
@@ -292,9 +293,9 @@ bool plain(const BasicBuffer<Byte>& b) noexcept {
          (b.data != nullptr || b.count == 0);
 }
 
-// The fast path. Most calls are right, and most right calls can be recognised in few instructions: equal
-// blocks, and a dtype and a reduction that the transport supports natively. False does not mean that the call
-// is wrong, only that the checks below must decide.
+// The fast path. Most calls are right, and most right calls can be recognised in few instructions: they have
+// equal blocks, and a dtype and a reduction that the transport supports natively. If the result is false, the
+// call is not necessarily wrong, but the checks below must decide.
 bool plainly_right(const Call& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
   if ((call.in_blocks.counts.size() | call.in_blocks.offsets.size() | call.out_blocks.counts.size() |
        call.out_blocks.offsets.size() | outside(call.op, kOpCount)) != 0 ||
@@ -330,7 +331,7 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
       return false;
   }
   if (!in || !out) return true;
-  // Either the operation is in place, or the buffers are disjoint.
+  // The operation must be in place, or the buffers must be disjoint.
   const std::int64_t element = size_bytes(have.dtype), in_bytes = have.in_count * element,
                      out_bytes = have.out_count * element;
   switch (r.counts) {
@@ -348,10 +349,10 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
       break;
     case Counts::out_blocks:
     case Counts::in_blocks:
-    case Counts::both_blocks: return false;  // have blocks
+    case Counts::both_blocks: return false;  // these operations have blocks
     case Counts::none:
     case Counts::in_only:
-    case Counts::out_only: break;  // have no pair of buffers
+    case Counts::out_only: break;  // these operations have at most one buffer
   }
   return apart(have.in, in_bytes, have.out, out_bytes);
 }

@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// The buffers of a call on this rank; null and 0 elements if it has none.
+/// The buffers of a call on this rank; a missing buffer is null with 0 elements.
 struct Operands {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
@@ -18,7 +18,7 @@ struct Operands {
   DType dtype = DType::u8;
 };
 
-/// Throws bad_argument or unsupported that names the one wrong argument; every message ends in group and rank
+/// Throws bad_argument or unsupported; the text names the wrong argument, and ends with group and rank
 /// (`[group "tp", rank 3]`).
 Operands check(const Call& call, const Traits& traits, int rank, int size, std::string_view group);
 /// Like check(), for ProcessGroup::probe(), which is no call.

@@ -44,8 +44,8 @@ void add_extents(std::vector<Extent>& to, std::size_t call, const Operands& have
   add(have.out, have.out_count, c.out_blocks, true);
 }
 
-// The extents that reach furthest of those so far, which come in the order of their beginnings: one extent of
-// one call, and one of any other call.
+// Extents are visited in the order of their begin addresses. This holds, of the extents so far, the extent
+// that reaches furthest, and the one that reaches furthest among extents of other calls.
 struct Furthest {
   std::array<const Extent*, 2> of{};
 
@@ -64,8 +64,8 @@ struct Furthest {
   }
 };
 
-// Two extents of different calls of which one is written and that have a byte in common; null: there are
-// none.
+// Returns two extents of different calls that have a byte in common, of which at least one is written; null
+// if there are none.
 std::array<const Extent*, 2> collision_of(std::vector<Extent>& all) {
   std::sort(all.begin(), all.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
   Furthest written, any;
@@ -77,8 +77,9 @@ std::array<const Extent*, 2> collision_of(std::vector<Extent>& all) {
   return {};
 }
 
-// Returns whether all that is read lies on one side of all that is written, whose buffers are in the order of
-// the calls: a program that receives into one array and sends from another one. If not, look closely.
+// Returns whether all memory that is read lies on one side of all memory that is written, and the written
+// buffers are in the order of the calls. This is usual for a program that receives into one array and sends
+// from another. If false, the caller must check more closely.
 bool on_two_sides(std::span<const Operands> calls) noexcept {
   constexpr std::uintptr_t kNone = ~std::uintptr_t{0};
   std::uintptr_t read_from = kNone, read_to = 0, written_from = kNone, written_to = 0;
@@ -100,15 +101,16 @@ bool on_two_sides(std::span<const Operands> calls) noexcept {
   return in_order && (read_to <= written_from || written_to <= read_from);
 }
 
-// Whether the buffers of these calls, as if all of them were one block, lie apart. False: look closely.
+// Returns whether the buffers of these calls are disjoint if each buffer counts as one block. If false, the
+// caller must check more closely.
 bool plainly_apart(std::span<const Operands> calls) noexcept {
   constexpr std::size_t kMost = 64;
   struct Range {
     std::uintptr_t begin, end;
     std::size_t call;
   };
-  // In order of their beginnings. Programs mostly give buffers in the order in which they lie: then nothing
-  // is moved.
+  // Memory ranges, sorted by begin address. Programs mostly give buffers in the order of their addresses:
+  // then nothing must be moved.
   struct Ranges {
     std::array<Range, kMost> all;
     std::size_t count = 0;
@@ -130,7 +132,7 @@ bool plainly_apart(std::span<const Operands> calls) noexcept {
   }
   for (std::size_t i = 1; i < written.count; ++i)
     if (written.all[i].begin < written.all[i - 1].end) return false;
-  std::size_t first = 0;  // that ends behind the beginning of what is read
+  std::size_t first = 0;  // the first written range that ends behind the begin of the range that is read
   for (std::size_t i = 0; i < read.count; ++i) {
     const Range& r = read.all[i];
     while (first < written.count && written.all[first].end <= r.begin) ++first;
@@ -140,8 +142,8 @@ bool plainly_apart(std::span<const Operands> calls) noexcept {
   return true;
 }
 
-// Throws where a call writes memory that another one of the list writes or reads: which of the two is first
-// is for the transport and the peers to say.
+// Throws if a call writes memory that another call of the list writes or reads, because the transport and the
+// peers decide which of the two calls comes first.
 void check_apart(std::span<const Call> calls, std::span<const Operands> operands, const Membership& member) {
   if (on_two_sides(operands) || plainly_apart(operands) || WEFT_MUTANT("overlapping_calls")) return;
   std::vector<Extent> all;
@@ -172,12 +174,12 @@ struct Head {
 
 }  // namespace
 
-// Calls of one batch. This thread owns the group meanwhile, but while it waits for room.
+// The calls of one batch. Meanwhile this thread owns the group, except while it waits for room.
 class GroupState::Batch {
  public:
-  // On a stream a batch has room before it begins, so that all ranks divide the calls into the same
-  // batches, however full their rings are: NCCL wants calls that start together on one rank to start
-  // together on all.
+  // On a stream a batch must have room for all its calls before it begins, so that all ranks divide the calls
+  // into the same batches, however full their rings are: NCCL requires that calls which start together on one
+  // rank start together on all ranks.
   Batch(GroupState& group, std::size_t calls, const Head& first) : group_(group) {
     group_.own_room(group_.streams() ? static_cast<int>(calls) : 1, first.op, first.deadline);
     ++group_.batches_;
@@ -192,7 +194,8 @@ class GroupState::Batch {
     group_.disown();
     if (group_.helped_) group_.progress_.in_flight(sent_);
   }
-  // Before each call. Throws if the group has failed, or there is no room in time.
+  // To be called before each call of the batch. Throws if the group has failed, or if there is no room in
+  // time.
   void expect_room(Op op, Duration deadline) {
     if (!group_.failed() && group_.ring_.room(1)) [[likely]]
       return;
@@ -202,7 +205,8 @@ class GroupState::Batch {
     owns_ = true;
   }
   void count() noexcept { ++sent_; }
-  /// When the calls began, for send_off(); 0: none has since this thread owns the group.
+  /// The time at which the calls began, for send_off(); 0: no call has begun since this thread owns the
+  /// group.
   std::uint64_t& began() noexcept { return began_; }
 
  private:
@@ -212,11 +216,12 @@ class GroupState::Batch {
   std::uint64_t began_ = 0;
 };
 
-// All are checked before the first is sent.
+// Checks all calls before it sends the first one.
 Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
   context.check_fork("coalesced");
   constexpr std::size_t kFew = 12;
-  alignas(Operands) std::array<std::byte, kFew * sizeof(Operands)> few;  // to initialise it takes a while
+  // left uninitialised, because initialising it would take a while
+  alignas(Operands) std::array<std::byte, kFew * sizeof(Operands)> few;
   std::vector<Operands> many(calls.size() > kFew ? calls.size() : 0);
   const std::span<Operands> operands(many.empty() ? reinterpret_cast<Operands*>(few.data()) : many.data(),
                                      calls.size());
@@ -224,7 +229,7 @@ Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const Call& c = calls[i];
     if (c.options.stream != Stream{}) check_stream(c.options.stream, name(c.op), true);
-    // Made in its place: a copy would wait for stores of other sizes than its loads.
+    // Made in its place, because a copy would wait for stores whose sizes differ from those of its loads.
     ::new (&operands[i]) Operands(check(c, of_backend, member.rank, member.size, member.name));
   }
   if (!apart) check_apart(calls, operands, member);
@@ -267,15 +272,16 @@ Work GroupState::start_all(std::span<const std::shared_ptr<detail::PreparedCall>
           return {};
         }
         batch.expect_room(p.op.op, p.deadline);
-        if (in_flight(p)) throw_in_flight(p);  // a callback has started it while this thread waited for room
+        // a callback has started this call while this thread waited for room
+        if (in_flight(p)) throw_in_flight(p);
         const std::uint32_t index = ring_.next();
         found = fill_slot(index, calls[i]);
         return index;
       });
 }
 
-// Begins calls as one. head(i): what a call is; begin(i, found, batch): fills its slot, whose number it
-// gives; none: the call is done.
+// Begins several calls as one. head(i) describes call i. begin(i, found, batch) fills the slot of call i and
+// returns its number, or nothing if the call is already done.
 template <class OfCall, class Begin>
 Work GroupState::begin_all(const char* function, std::size_t count, std::size_t from_any, const OfCall& head,
                            const Begin& begin) {
@@ -296,7 +302,7 @@ Work GroupState::begin_all(const char* function, std::size_t count, std::size_t 
   return first;
 }
 
-// `first` and `sent` say what was submitted, also if this throws.
+// `first` and `sent` say which calls were submitted, even if the function throws.
 template <class OfCall, class Begin>
 void GroupState::begin_batches(std::size_t count, std::size_t from_any, const OfCall& head,
                                const Begin& begin, Work& first, std::size_t& sent) {
@@ -329,9 +335,9 @@ void GroupState::begin_batches(std::size_t count, std::size_t from_any, const Of
   }
 }
 
-// Some calls of the batch were sent and one cannot be: peers wait for calls that never come, so the group
-// fails, with the reason. The error names the ranks that hold up the calls in flight, or, if none is known,
-// this rank.
+// For a batch of which some calls were sent and another call cannot be sent. Peers would wait for that call
+// without end, so the group fails, with the reason. The error names the ranks that hold up the calls in
+// flight, or this rank if no such rank is known.
 void GroupState::fail_batch(const char* function, const std::exception& reason, std::size_t sent,
                             std::size_t calls) {
   const auto* const error = dynamic_cast<const Error*>(&reason);
@@ -346,8 +352,9 @@ void GroupState::fail_batch(const char* function, const std::exception& reason, 
       .ranks = std::move(ranks)});
 }
 
-// The backend's batch is open while some thread is in a batch and none waits for slots: what is in it must
-// get on then, or no slot ever frees. Called by the owner.
+// Opens or closes the backend's batch. It is open while some thread is in a batch and no thread waits for
+// slots; if a thread waits for slots, the calls in the batch must start, or no slot would become free. Called
+// by the owner.
 void GroupState::arrange_batch() noexcept {
   const bool open = batches_ > 0 && stalled_ == 0 && !failed();
   if (open == batch_open_) return;

@@ -13,8 +13,8 @@
 namespace weft {
 namespace {
 
-// A plug-in's failure() may throw, though it should not; the group has failed in any case. The op may have a
-// number that this weft does not know.
+// Returns the backend's failure. failure() of a plug-in may throw, although it should not; the group has
+// failed in any case. The op may have a number that this version of weft does not know.
 Failure failure_of(const Backend& backend) {
   try {
     Failure why = backend.failure();
@@ -38,7 +38,7 @@ std::string tail(const Membership& member, std::uint64_t call) {
 void GroupFailure::take_over(const std::function<std::vector<LastCall>()>& last_calls) noexcept {
   {
     const std::lock_guard lock(mutex_);
-    if (first_cause_) return;  // by another thread
+    if (first_cause_) return;  // another thread has taken it over
     first_cause_ = failure_of(backend_);
     if ((first_cause_->code == ErrorCode::timeout || first_cause_->code == ErrorCode::peer_lost) &&
         last_calls)
@@ -61,7 +61,7 @@ std::optional<Failure> GroupFailure::first_cause() const {
 void GroupFailure::raise(Op op, std::uint64_t call) {
   context_.log().flush();  // writes the lines that were logged before
   if (!told_.exchange(true))
-    trace_files_.written(recorder_);  // a disk that hangs holds up the first Error alone
+    trace_files_.written(recorder_);  // a disk that hangs delays only the first Error
   throw error(op, call);
 }
 
@@ -84,8 +84,9 @@ Error GroupFailure::error(Op op, std::uint64_t call) const {
 }
 
 // Without a warning the program would go on with numbers that were never reduced. If the program has got an
-// Error of this group, or an exception is in flight, it knows that something is wrong. `had_failed`: whether
-// the group had failed before; if this rank itself failed it, its program did so.
+// Error of this group, or an exception is in flight, it knows of the failure, and no warning is needed.
+// `had_failed`: whether the group had failed before. If this rank itself failed the group, its program knows
+// that, too.
 void GroupFailure::warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept try {
   const std::optional<Failure> why = first_cause();
   if (!why || told_.load(std::memory_order_relaxed) || WEFT_MUTANT("silent_drop")) return;

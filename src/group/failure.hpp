@@ -34,11 +34,11 @@ class GroupFailure {
         recorder_(std::move(recorder)) {}
 
   bool happened() const noexcept { return failed_.load(std::memory_order_acquire); }
-  /// The first cause, if the group has failed.
+  /// Returns the first cause if the group has failed.
   std::optional<Failure> first_cause() const;
-  /// To be called when the backend has failed: takes over its first cause, writes the trace and wakes waiting
-  /// threads. Only the first call does so. `last_calls()` is called if ranks are late or dead; null: this
-  /// thread cannot ask.
+  /// To be called when the backend has failed: takes over the backend's first cause, writes the trace and
+  /// wakes waiting threads. Only the first call has an effect. It calls `last_calls()` if ranks are late or
+  /// dead; null: this thread cannot know the last calls.
   void take_over(const std::function<std::vector<LastCall>()>& last_calls = nullptr) noexcept;
   /// Throws the first cause, for a call of `op` that fails because of it. The cause may lie in another call,
   /// or in none.
@@ -47,12 +47,12 @@ class GroupFailure {
   Error error(Op op, std::uint64_t call) const;
 
   bool quiesced() const noexcept { return quiesced_.load(std::memory_order_acquire); }
-  /// Returns true if nobody can access the memory of the calls in `ring` any more. Waits up to `limit`.
+  /// Waits up to `limit`; returns true if no rank can access the memory of the calls in `ring` any more.
   bool quiesce(Duration limit, const Ring& ring) noexcept;
-  /// Like quiesce(), for Works that are destroyed: if there are many, only the first one waits.
+  /// Like quiesce(), for Works that are destroyed: if there are several, only the first one waits.
   bool quiesce_dropped(const Ring& ring) noexcept;
-  /// To be called if a Work was destroyed before its call ended. If the program gets no other report, logs a
-  /// warning once per group, and notifies `weft run`.
+  /// To be called if a Work was destroyed before its call has ended. If the program gets no Error about that,
+  /// logs a warning once per group, and notifies `weft run`.
   void warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept;
 
  private:
@@ -64,12 +64,12 @@ class GroupFailure {
   const std::shared_ptr<Recorder> recorder_;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
-  std::optional<Failure> first_cause_;  // guarded by mutex_, and so are
-  std::vector<LastCall> last_calls_;    // if ranks are late or dead
+  std::optional<Failure> first_cause_;  // guarded by mutex_, …
+  std::vector<LastCall> last_calls_;    // … and so is this; set if ranks are late or dead
   std::atomic<bool> told_{false};       // an Error of the failure was thrown
-  std::atomic<bool> warned_{false};     // of a Work that was dropped
+  std::atomic<bool> warned_{false};     // a warning about a destroyed Work was logged
   std::atomic<bool> quiesced_{false};
-  std::atomic<bool> drop_quiesced_{false};  // a dropped Work has waited for quiet once
+  std::atomic<bool> drop_quiesced_{false};  // a destroyed Work has waited in quiesce() once
 };
 
 }  // namespace weft

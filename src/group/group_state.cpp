@@ -18,12 +18,12 @@
 namespace weft {
 namespace {
 
-// How long ranks have to answer a roll-call.
+// How long ranks may take to answer a roll-call.
 constexpr auto kAnswers = std::chrono::milliseconds(500);
 
 int process_rank_of(const Membership& m) { return m.process_rank < 0 ? m.rank : m.process_rank; }
 
-// The data that a group of one rank moves: its own block.
+// Returns the data that a group of one rank moves: its own block.
 Operands own_block(const Call& call, Operands have) noexcept {
   const std::int64_t element = size_bytes(have.dtype);
   const auto first = [&](const Blocks& b, auto& data, std::int64_t& count) {
@@ -36,7 +36,7 @@ Operands own_block(const Call& call, Operands have) noexcept {
   return have;
 }
 
-// A single rank has nobody to meet: it makes one local step, without a ring. `own`: the rank's own block.
+// Performs a call of a group of one rank: one local step, without a ring. `own`: the rank's own block.
 void run_own(Op op, const ReduceOp& reduction, const Operands& own) {
   if (!has_in(op, true) || !has_out(op, true) || own.out_count == 0) return;
   const std::byte* const in = own.in;
@@ -104,9 +104,9 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
 }
 
 GroupState::~GroupState() {
-  // data that is kept with the group may use the group to the end
+  // destroyed first, because data that is kept with the group may still use the group
   users->forget();
-  // holders of the remaining references cannot start it any more
+  // holders of the remaining references cannot start the exchange any more
   for (const auto& e : exchanges_) e->planned.reset();
   progress_.remove(this);
   if (helped_) progress_.remove_helped(spin_);
@@ -116,10 +116,13 @@ GroupState::~GroupState() {
 
 void GroupState::release() noexcept {
   users->end();
-  if (context.forked()) return;  // it is the parent's: locks may be held forever, shared memory is not mapped
+  // in a forked child the group belongs to the parent: locks may be held forever, and shared memory is not
+  // mapped
+  if (context.forked()) return;
   if (!own_within(kStuck)) {
     unlist();
-    given_up_.fetch_add(kHandle, std::memory_order_relaxed);  // the owner ends the group, when it comes back
+    // the owner ends the group when it returns from its step
+    given_up_.fetch_add(kHandle, std::memory_order_relaxed);
     return;
   }
   handle_ = false;
@@ -128,7 +131,8 @@ void GroupState::release() noexcept {
   if (last) end();
 }
 
-// The owner has its own Work to give back; or it is the helper thread, and then the group stays forever.
+// Called when the owner returns from a step in which it was stuck. The owner gives back its own Work later;
+// or it is the helper thread, and then the group stays forever.
 void GroupState::take_given_up() noexcept {
   const std::int64_t given = given_up_.exchange(0, std::memory_order_relaxed);
   works_ -= given % kHandle;
@@ -148,7 +152,7 @@ void GroupState::give_back() noexcept {
 }
 
 // To be called when the program has no handle of the group any more. The group may stay forever, but the
-// Context may end.
+// Context may be destroyed.
 void GroupState::unlist() noexcept {
   const std::lock_guard lock(mutex_);
   listed_.reset();
@@ -157,8 +161,8 @@ void GroupState::unlist() noexcept {
 // To be called when neither a handle nor a Work refers to the group any more.
 void GroupState::end() noexcept {
   if (failed() && !failure_.quiesce_dropped(ring_)) {
-    // A stopped peer may still write into memory that this group exposed to it. The group is kept, so that
-    // the arena never gives that memory to other code.
+    // A stopped peer may still write into memory that this group exposed to it. So the group is kept, and the
+    // arena never gives that memory to other code.
     context.log().write(
         LogLayer::group, LogLevel::warning,
         fmt::format("group \"{}\": a peer may still touch buffers of a failed call; they are never reused",
@@ -193,8 +197,8 @@ std::vector<int> GroupState::local_ranks() const {
 }
 
 std::string GroupState::key(std::string_view what) const {
-  // Names of nested groups, or of groups of many ranks, would outgrow the keys of a store: a hash replaces a
-  // long key.
+  // The names of nested groups, or of groups with many ranks, could be longer than a key of a store may be,
+  // so a hash replaces a long key.
   constexpr std::size_t kLongest = 200;
   std::string key = fmt::format("{}/{}", token, what);
   if (key.size() <= kLongest) return key;
@@ -209,7 +213,7 @@ std::string GroupState::next_token(std::string_view name, std::span<const int> r
   return fmt::format("{}#{}", key, generations[key]++);
 }
 
-// A wrong stream fails this call alone; without this check it would fail the group on the device.
+// A wrong stream fails only this call; without this check it would fail the group on the device.
 void GroupState::check_stream(Stream stream, std::string_view what, bool calls) const {
   try {
     const Device device =
@@ -232,12 +236,12 @@ void GroupState::check_stream(Stream stream, std::string_view what, bool calls) 
   return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
 }
 
-// Throws if the group has failed, or if another thread owns it all the time: the kernel may wait for a peer's
-// page.
+// Waits until this thread owns the group. Throws if the group has failed, or if another thread does not give
+// it up, because the kernel waits for a peer's page in that thread.
 void GroupState::await_owner(Op op, Duration deadline) {
   const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
   const auto since = Clock::now();
-  do {  // no Interrupt ends this: nothing waits for peers
+  do {  // no Interrupt ends this loop, because it does not wait for peers
     if (contend(Deadline::after(kStuckInFailure), true)) return;
     if (failed()) failure_.raise(op);
     std::this_thread::yield();
@@ -263,8 +267,8 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   arrange_batch();
   disown();
   const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
-  bool got = false;    // enough slots, and the group is ours
-  bool asked = false;  // or the backend knows which ranks hold up the first call
+  bool got = false;    // there are enough slots, and this thread owns the group
+  bool asked = false;  // whether the backend knows which ranks hold up the first call
   const auto look = [&](bool ask) {
     if (got || asked || failed()) return true;
     own();
@@ -278,13 +282,14 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   if (!got && !failed()) drive_until([&] { return look(true); }, Deadline::after(kAnswers));
   if (!got) {
     own();
-    got = ring_.room(slots);  // another thread may just have finished the calls in flight
+    // checked again, because another thread may just have finished the calls in flight
+    got = ring_.room(slots);
   }
   --stalled_;
   arrange_batch();
   if (got && !failed()) return;
   std::string story;
-  std::vector<int> absent;  // from the first call, which the others wait behind
+  std::vector<int> absent;  // the absent ranks of the first call, behind which the others wait
   std::vector<LastCall> last_calls;
   if (!failed()) {
     absent = backend_->missing(ring_.oldest(), story);
@@ -343,7 +348,7 @@ std::uint32_t GroupState::send_off(std::uint32_t index, bool collective, std::ui
   slot.op.call = ring_.number(collective);
   ring_.put(index, collective);
   backend_->post(slot.op);
-  slot.record = recorder_->posted(slot.op, when);  // while peers already see the call
+  slot.record = recorder_->posted(slot.op, when);  // recorded while peers already see the call
   ++works_;
   return slot.generation.load(std::memory_order_relaxed);
 }
@@ -412,7 +417,8 @@ Work GroupState::start_as(const std::shared_ptr<detail::PreparedCall>& prepared)
   if (context.forked()) context.check_fork(name(op).data());
   if constexpr (!kPlain) {
     if (p.op.stream != Stream{})
-      check_stream(p.op.stream, name(op), true);  // it may have ended since, or is captured now
+      // checked again, because the stream may have ended, or may be captured now
+      check_stream(p.op.stream, name(op), true);
   }
   if (failed()) failure_.raise(op);
   if constexpr (!kPlain) {
@@ -424,7 +430,7 @@ Work GroupState::start_as(const std::shared_ptr<detail::PreparedCall>& prepared)
   if (in_flight(p)) [[unlikely]]
     throw_in_flight(p);
   own_room(1, op, p.deadline);
-  if (in_flight(p)) [[unlikely]] {  // a callback has started it while this thread waited for room
+  if (in_flight(p)) [[unlikely]] {  // a callback has started the call while this thread waited for room
     disown();
     throw_in_flight(p);
   }
@@ -447,7 +453,8 @@ inline detail::WorkCallbacks* GroupState::fill_slot_as(
   detail::WorkCallbacks* found = nullptr;
   if constexpr (!kPlain) {
     if (p.op.peer == any_source) found = await_found(slot);
-    if (!p.blocks.empty()) {  // they outlive the PersistentCall, even if the program destroys it meanwhile
+    // keeps the blocks alive even if the program destroys the PersistentCall meanwhile
+    if (!p.blocks.empty()) {
       slot.lent = prepared;
       slot.attended = true;
     }
@@ -475,9 +482,9 @@ void GroupState::throw_in_flight(const detail::PreparedCall& p) {
               .ranks = {}});
 }
 
-// Removes from the list the exchanges that nobody can start any more and that are not in flight. Called by
-// the owner, who destroys them after it has given up ownership; until then the arena does not get their
-// memory back.
+// Removes from the list the exchanges that cannot be started any more and are not in flight. Called by the
+// owner, which destroys them after it has given up ownership, because the arena then may ask this group about
+// their memory.
 std::vector<std::shared_ptr<detail::PreparedExchange>> GroupState::take_unused_exchanges() {
   const auto used = [this](const std::shared_ptr<detail::PreparedExchange>& e) {
     bool flies = e.use_count() > 1;
@@ -515,7 +522,8 @@ std::shared_ptr<detail::PreparedExchange> GroupState::prepare_exchange(const Exc
   std::vector<std::shared_ptr<detail::PreparedExchange>> unused;
   if (!try_own()) await_owner(Op::exchange, {});
   try {
-    if (failed()) failure_.raise(Op::exchange);  // while it waited; then nothing is destroyed here
+    // the group has failed while this thread waited; then nothing is destroyed here
+    if (failed()) failure_.raise(Op::exchange);
     unused = take_unused_exchanges();
     exchanges_.push_back(prepared);
     prepared->planned = backend_->plan_exchange(prepared->plan);
@@ -568,7 +576,8 @@ Work GroupState::start_exchange(detail::PreparedExchange& p, std::span<const Exc
   slot.op.root = slot.op.peer = -1;
   slot.op.tag = 0;
   slot.op.stream = options.stream;
-  if (traits().device && options.stream == Stream{})  // its default one, on which bytes are packed, too
+  // the device's default stream, on which bytes are packed, too
+  if (traits().device && options.stream == Stream{})
     slot.op.stream = Device{DeviceKind::cuda, traits().device_index};
   slot.op.in_blocks = slot.op.out_blocks = nullptr;
   slot.op.user = nullptr;
@@ -591,7 +600,7 @@ bool GroupState::exchanges_touch(const void* block, std::size_t bytes) const noe
   return touched;
 }
 
-// Reports to the Work of this slot's call which message the call has found.
+// Makes the object through which this slot's call reports to its Work which message it has found.
 detail::WorkCallbacks* GroupState::await_found(Ring::Slot& slot) {
   std::unique_ptr<detail::WorkCallbacks> callbacks(new_callbacks());
   callbacks->found.push_back(std::make_shared<FoundMessage>());
@@ -600,7 +609,8 @@ detail::WorkCallbacks* GroupState::await_found(Ring::Slot& slot) {
   return callbacks.release();
 }
 
-// Once per tick of the kernel it checks whether the ranks live, because a program may do nothing but probe.
+// Once in each tick of the kernel it checks whether the ranks are alive, because a program may do nothing
+// except call probe().
 std::optional<MessageInfo> GroupState::probe(int source, const CallOptions& options) {
   context.check_fork("probe");
   check_probe(source, options, traits(), member.rank, member.size, member.name);
@@ -624,12 +634,14 @@ MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
   return found->message;
 }
 
-// The backend's form of a call, without its number. A Call may have a root, a peer or an order that its
-// operation does not have; ranks would compare these fields.
+// Writes a call in the form for the backend, without its number. Sets only the fields that the operation has:
+// a Call may also have a root, a peer or an order that means nothing for its operation, and ranks would
+// compare these fields.
 void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexcept {
   const OpRow r = row(call.op);
   s.op = call.op;
-  s.reduce.kind = call.options.op.kind;  // one by one: a wide load would wait for the caller's narrow stores
+  // copied field by field, because a wide load would wait for the caller's narrow stores
+  s.reduce.kind = call.options.op.kind;
   s.reduce.scale = call.options.op.scale;
   s.reduce.user = call.options.op.user;
   s.order = r.reduces ? call.options.order : Order::native;
@@ -648,14 +660,15 @@ void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexce
   s.in_blocks = s.out_blocks = nullptr;
 }
 
-// Another thread of this rank may sleep until the call is done. That thread announced its sleep, then owned
-// the group and found the call in flight (settled). All of this happened before the present owner owned the
+// Another thread of this rank may sleep until the call is done. That thread announced its sleep, and then
+// owned the group and found the call in flight (settled). Both happened before the present owner owned the
 // group, so no fence is needed to see the announcement.
 void GroupState::finish(std::uint32_t index) noexcept {
   Ring::Slot& slot = ring_[index];
   recorder_->finished(slot.record, TracedState::done, slot.waited);
   if (slot.attended) [[unlikely]]
-    call_back(slot);  // before free(): a thread that finds the call done finds them in the list
+    // before free(), so that a thread that finds the call done finds its callbacks in the list
+    call_back(slot);
   if (helped_) progress_.in_flight(-1);
   ring_.free(index);
   if (asleep_.load(std::memory_order_relaxed) > 0) progress_.doorbell().ring();
@@ -694,8 +707,8 @@ bool GroupState::drive_and(const After& after) noexcept {
   return moved;
 }
 
-// Returns whether another thread has owned the group for longer than a call may take: then the kernel waits
-// for a peer's page.
+// Returns whether another thread has owned the group for longer than a call may take; the kernel must then be
+// waiting for a peer's page.
 bool GroupState::is_stuck(Duration deadline) noexcept {
   const std::int64_t since = unowned_since_.load(std::memory_order_relaxed);
   if (since == 0 || Clock::now() - Clock::time_point(Clock::duration(since)) < deadline + kStuckInFailure)
@@ -740,7 +753,7 @@ bool GroupState::settled() noexcept {
   return !moved;
 }
 
-// If another thread owns the group, that thread polls it, and inspects after that many polls.
+// If another thread owns the group, that thread polls the group, and inspects it after a number of polls.
 void GroupState::watch() noexcept {
   if (ring_.idle() || WEFT_MUTANT("watch_reset_by_traffic") || !try_own()) return;
   if (!ring_.idle()) inspect();
@@ -752,14 +765,14 @@ void GroupState::inspect() noexcept {
 }
 
 bool GroupState::look_after() noexcept {
-  if (!failed() && try_own()) {  // otherwise another thread is in the group, and looks itself
+  if (!failed() && try_own()) {  // if it fails, another thread owns the group, and looks itself
     if (!backend_->healthy()) mark_failed();
     disown();
   }
   return failed();
 }
 
-// Calls in flight stay as they are. Called by the owner.
+// Records the failure for the calls in flight, which stay as they are. Called by the owner.
 void GroupState::mark_failed() noexcept {
   if (std::exchange(accounted_, true)) return;
   if (helped_) progress_.in_flight(-ring_.in_flight());
@@ -774,8 +787,8 @@ void GroupState::mark_failed() noexcept {
   });
 }
 
-// While this object exists, its thread asks for a Work, and gives the Work back as soon as the thread owns
-// the group and the call is done.
+// Exists while its thread waits for a Work or polls it; gives the Work back as soon as the thread owns the
+// group and the call is done.
 class GroupState::Taking {
  public:
   Taking(GroupState& group, std::uint32_t slot, std::uint32_t ticket) noexcept
@@ -817,7 +830,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
       if (WEFT_MUTANT("interrupt_ends_done") &&
           (Deadline::after(std::chrono::hours(1)).passed() || interrupted()))
         raise_interrupted(ring_[slot].op.op, ring_[slot].op.call);
-      // A peer may need this rank's part in a call of another group before it comes to this call.
+      // A peer may need this rank's part of a call in another group before it makes this call.
       if (!WEFT_MUTANT("asking_drives_one_group")) progress_.drive_all(this);
       if (!work.finished()) return false;
     }
@@ -854,7 +867,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   return true;
 }
 
-// The other ranks are in the call, too, and cannot go on without this rank.
+// Fails the group, because the other ranks are in the call, too, and cannot finish it without this rank.
 void GroupState::raise_interrupted(Op op, std::uint64_t call) {
   fail(Failure{.code = ErrorCode::aborted,
                .text = fmt::format("{}: rank {} was interrupted while it waited", name(op), member.rank),
@@ -868,7 +881,7 @@ void GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream
   if (ring_.finished(slot, ticket)) return;
   context.check_fork("wait");
   check_stream(stream, "wait_on", false);
-  // The call must have been passed to the device first, which may take some steps: this loop drives them.
+  // The call must first have been passed to the device, which may take some steps; this loop drives them.
   bool there = false;
   drive_until(
       [&] {
@@ -892,7 +905,8 @@ void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket,
 
 void GroupState::drop(std::uint32_t slot, std::uint32_t ticket) noexcept {
   if (ring_.finished(slot, ticket)) return;
-  if (!own_within(kStuck)) {  // otherwise another thread might finish the call and reuse its slot
+  // owned, because otherwise another thread might finish the call and reuse its slot
+  if (!own_within(kStuck)) {
     const bool had_failed = failed();
     fail(Failure{.code = ErrorCode::aborted,
                  .text = fmt::format("rank {} dropped the Work of a call in flight", member.rank),
@@ -914,7 +928,7 @@ void GroupState::drop(std::uint32_t slot, std::uint32_t ticket) noexcept {
           .op = op,
           .call = call,
           .ranks = {member.rank}});
-  } catch (...) {  // out of memory while saying so: peers find out when this rank leaves
+  } catch (...) {  // out of memory for the message: peers notice when this rank leaves
   }
   failure_.warn_of_dropped(op, call, had_failed);
   failure_.quiesce_dropped(ring_);
@@ -946,7 +960,7 @@ void GroupState::announce_sleep(bool asleep) noexcept {
   backend_->announce_sleep(asleep);
 }
 
-// While the group stands still, nobody submits or polls.
+// While the group stands still, no thread submits or polls.
 bool GroupState::stand_still() noexcept { return try_own(); }
 
 void GroupState::go_on() noexcept { disown(); }
@@ -955,7 +969,7 @@ bool GroupState::holds(const void* block, std::size_t bytes) const noexcept {
   if (failure_.quiesced()) return false;
   if (ring_.is_exposed(block, bytes)) return true;
   if (!exchanges_begun_.load(std::memory_order_relaxed) || ring_.idle()) return false;
-  if (!owned_.try_own()) return true;  // that thread may be the one that frees
+  if (!owned_.try_own()) return true;  // the owning thread may be the thread that frees
   const bool held = exchanges_touch(block, bytes);
   owned_.disown();
   return held;

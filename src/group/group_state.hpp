@@ -1,8 +1,8 @@
 // The state that a ProcessGroup handle and its Works share: the backend, the ring of calls in flight
 // (ring.hpp), the watch over them (watch.hpp) and the failure (failure.hpp). This file adds ownership of the
 // group, submission, and the end of the group. The owner flag guards the ring and the backend: a thread that
-// submits or polls owns the group meanwhile, and does not block. The flag guards the count of Works, too, so
-// that a call which is submitted and waited for takes the flag twice and needs no other locked instruction.
+// submits or polls owns the group meanwhile, and does not block. The flag also guards the count of Works, so
+// that a submit and a wait take the flag twice, and need no other atomic operation.
 #pragma once
 
 #include <atomic>
@@ -33,34 +33,34 @@
 
 namespace weft {
 
-/// From which group this one was made.
+/// Describes the group from which this group was made.
 struct Origin {
   std::vector<int> ranks{};  ///< entry r: the number that rank r has in the parent group; empty: no parent
-  std::string name{};        ///< after shrinks: of the group that was shrunk first
-  int shrinks = 0;           ///< how often it was shrunk since
-  std::shared_ptr<HostTable> hosts{};  ///< of the group that was made first
-  std::vector<int> ranks_in_hosts{};   ///< entry r: the number of rank r there; empty: equal numbers
+  std::string name{};        ///< the name; after shrinks that of the group that was shrunk first
+  int shrinks = 0;           ///< how often that group was shrunk
+  std::shared_ptr<HostTable> hosts{};  ///< the table of the group that was made first
+  std::vector<int> ranks_in_hosts{};   ///< entry r: the number of rank r in that group; empty: equal numbers
 };
 
 class GroupState final : public Driven, public BlockHolder {
  public:
-  /// Deletes itself when the handle has released it and every Work was given back.
-  /// `ranks_here`: see GroupInit. `rendezvous_store`: the store in which the ranks meet now, if it is not the
-  /// member's store.
+  /// A GroupState deletes itself when the handle has released it and every Work was given back. `ranks_here`:
+  /// see GroupInit. `rendezvous_store`: the store through which the ranks make the group, if it is not the
+  /// store of `m`.
   GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token, int ranks_here,
              Origin origin = {}, const std::shared_ptr<Store>& rendezvous_store = {}, Duration patience = {});
-  /// To be called when the handle releases the group. Once.
+  /// To be called once, when the handle releases the group.
   void release() noexcept;
 
   Work submit(const Call& call);
-  /// Checks a call and describes it, so that it can be started any number of times. Local.
+  /// Checks a call and prepares it, so that it can be started any number of times. Does not communicate.
   std::shared_ptr<detail::PreparedCall> prepare(const Call& call);
-  /// Starts the result of prepare(): one call, numbered and sent as by submit(). Allocates nothing, unless
-  /// the call receives from any source.
+  /// Starts the result of prepare() as one call, which it numbers and sends as submit() does. Allocates
+  /// nothing, unless the call receives from any source.
   Work start(const std::shared_ptr<detail::PreparedCall>& prepared);
   /// Like start(), for several calls as one; no call may be listed twice.
   Work start_all(std::span<const std::shared_ptr<detail::PreparedCall>> calls);
-  /// Checks a plan, and lets the transport prepare it. Local. `sound`: see PreparedExchange.
+  /// Checks a plan, and lets the transport prepare it. Does not communicate. `sound`: see PreparedExchange.
   std::shared_ptr<detail::PreparedExchange> prepare_exchange(const ExchangePlan& plan, bool sound = false);
   Work start_exchange(detail::PreparedExchange& prepared, std::span<const ExchangeField> fields,
                       const CallOptions& options);
@@ -69,15 +69,15 @@ class GroupState final : public Driven, public BlockHolder {
   /// See ProcessGroup.
   std::optional<MessageInfo> probe(int source, const CallOptions& options);
   MessageInfo wait_message(int source, const CallOptions& options);
-  /// Returns true if the call of that ticket is done; its Work is then given back. Throws if the call failed.
-  /// Polls once.
+  /// Polls once. Returns true if the call of that ticket is done; its Work is then given back. Throws if the
+  /// call has failed.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
-  /// Drives until the call is done (returns true; its Work is given back), or until `limit`, if there is one,
-  /// has passed (returns false). Throws if the call failed.
+  /// Drives the group until the call is done; then gives its Work back and returns true. Returns false if a
+  /// `limit` is given and has passed. Throws if the call has failed.
   bool wait(std::uint32_t slot, std::uint32_t ticket, const Duration* limit);
   /// For stream backends: makes `stream` wait for the call. Throws if the call failed.
   void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);
-  /// Gives back the Work of a call that failed: nobody waits for this Work again.
+  /// Gives back the Work of a failed call: no thread will wait for this Work again.
   void give_back() noexcept;
   /// Gives back a Work that was destroyed. If its call is still in flight, the group fails, and the Work's
   /// callbacks are called.
@@ -90,29 +90,30 @@ class GroupState final : public Driven, public BlockHolder {
                                          std::optional<Error>& error);
   /// Returns whether this thread is in a callback of this group.
   bool inside_callback() const noexcept;
-  /// There: throws.
+  /// Throws if this thread is in a callback of this group.
   void check_may_wait() const;
   /// Like check_may_wait(), but does nothing if this call has ended.
   void check_may_wait(std::uint32_t slot, std::uint32_t ticket) const {
     if (!ring_.finished(slot, ticket)) check_may_wait();
   }
 
-  /// The last call of all ranks: compares the calls that they have made. Throws like ProcessGroup::leave().
+  /// A collective that all ranks make last; it compares the calls that they have made. Throws like
+  /// ProcessGroup::leave().
   void compare_with_all(Duration deadline);
   void abort(std::string_view why);
   bool quiesce(Duration limit) noexcept;
 
-  // Driven
+  // The functions of Driven.
   bool drive() noexcept override;
   void announce_sleep(bool asleep) noexcept override;
   bool rings() const noexcept override {
-    return rings_ || ring_.idle();  // with nothing in flight no peer has to ring
+    return rings_ || ring_.idle();  // if nothing is in flight, no peer must ring
   }
   bool helped() const noexcept override { return helped_; }
   bool settled() noexcept override;
   void answer() noexcept override;
   void watch() noexcept override;
-  // BlockHolder
+  // The functions of BlockHolder.
   bool holds(const void* block, std::size_t bytes) const noexcept override;
   bool stand_still() noexcept override;
   void go_on() noexcept override;
@@ -125,24 +126,25 @@ class GroupState final : public Driven, public BlockHolder {
   const Membership member;
   const std::string token;
   const int ranks_here;
-  /// The value of GroupInit::ranks_here for a group of `ranks` of these ranks. If all ranks of this host have
-  /// a core each, the other ranks need not be counted.
+  /// Returns GroupInit::ranks_here for a group of `ranks` ranks of this group. If each rank of this host has
+  /// its own core, other ranks need not be counted.
   int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
-  /// The state of a group of some of its ranks.
+  /// Returns the Origin of a group that is made of these ranks.
   Origin origin_of(std::span<const int> ranks) const;
-  /// The ranks on this rank's host, including this rank, in order. Throws like HostTable.
+  /// The ranks on this rank's host, including this rank, in order. Throws the errors of HostTable.
   std::vector<int> local_ranks() const;
-  /// Numbers for users of this group whose calls have their own order (dp's reducers).
+  /// Numbers for users of this group whose calls have an order of their own (dp's reducers).
   const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   Trace trace() const { return recorder_->read(); }
-  std::map<std::string, int> generations;        ///< of subgroups, by name and ranks; guarded by mutex_
-  std::string key(std::string_view what) const;  ///< of the store, under this group's token
+  /// the generations of subgroups, by name and ranks; guarded by mutex_
+  std::map<std::string, int> generations;
+  std::string key(std::string_view what) const;  ///< a key of the store, under this group's token
   std::string next_token(std::string_view name, std::span<const int> ranks);
   /// The state of shrink(); only one thread of this rank runs shrink() at a time.
   struct Shrinking {
     std::mutex mutex;
-    int rounds = 0;            ///< that this rank has been through
+    int rounds = 0;            ///< how many rounds this rank has completed
     std::vector<int> members;  ///< the ranks that may take part in the next round; empty: all
   } shrinking;
   /// Ranks that died or left, as far as the transport knows now.
@@ -153,7 +155,7 @@ class GroupState final : public Driven, public BlockHolder {
   /// ranks live. Returns true if the group has failed.
   bool look_after() noexcept;
   void fail(const Failure& why) noexcept;
-  /// Fails the group for another unfinished object that was destroyed, and warns as a Work does.
+  /// Fails the group because another unfinished object than a Work was destroyed, and warns as for a Work.
   void fail_dropped(const Failure& why) noexcept;
   /// Returns whether this rank knows that the group has failed.
   bool failed() const noexcept { return failure_.happened(); }
@@ -171,7 +173,7 @@ class GroupState final : public Driven, public BlockHolder {
  private:
   ~GroupState() override;
   Work submit_checked(const Call& call, const Operands& have);
-  // A call of a group of one rank, which is done at once, without a slot.
+  // Whether a call needs no slot, because the group has one rank and performs the call at once.
   bool runs_alone(bool collective) const noexcept {
     return member.size == 1 && collective && !traits().device;
   }
@@ -195,14 +197,14 @@ class GroupState final : public Driven, public BlockHolder {
   bool in_flight(const detail::PreparedCall& p) const noexcept {
     return p.begun && !ring_.finished(p.slot, p.ticket);
   }
-  /// Fills a slot for a start. For a recv from any source: what its Work keeps.
+  /// Fills a slot for a start. For a recv from any source, returns the object that the Work must keep.
   detail::WorkCallbacks* fill_slot(std::uint32_t index, const std::shared_ptr<detail::PreparedCall>& p);
   template <bool kPlain>
   detail::WorkCallbacks* fill_slot_as(std::uint32_t index, const std::shared_ptr<detail::PreparedCall>& p);
   [[gnu::cold, noreturn]] void raise_interrupted(Op op, std::uint64_t call);
   void fail_batch(const char* function, const std::exception& reason, std::size_t sent, std::size_t calls);
   [[gnu::cold]] void check_stream(Stream stream, std::string_view what, bool calls) const;
-  // Owns the group, with that many slots free.
+  // Waits until this thread owns the group and that many slots are free.
   void own_room(int slots, Op op, Duration deadline) {
     if (!try_own()) [[unlikely]]
       await_owner(op, deadline);
@@ -227,7 +229,7 @@ class GroupState final : public Driven, public BlockHolder {
 
   [[gnu::cold]] bool is_stuck(Duration deadline) noexcept;
   [[noreturn, gnu::cold]] void raise_stuck(const Ring::Slot& slot);
-  bool drive_owned() noexcept;  // polls the calls in flight; true: something moved
+  bool drive_owned() noexcept;  // polls the calls in flight; returns true if something moved
   template <class After>
   bool drive_and(const After& after) noexcept;  // calls `after` while this thread still owns the group
   void finish(std::uint32_t index) noexcept;
@@ -238,7 +240,7 @@ class GroupState final : public Driven, public BlockHolder {
   [[gnu::cold]] void mark_failed() noexcept;
   template <class Done, class After>
   bool drive_until(const Done& done, Deadline limit, const After& after) noexcept {
-    ProgressEngine& progress = progress_;  // once done() the group may be gone
+    ProgressEngine& progress = progress_;  // copied, because the group may be destroyed when the call is done
     const bool there = wait_until(
         progress_, spin_, limit, done,
         [&] {
@@ -279,25 +281,26 @@ class GroupState final : public Driven, public BlockHolder {
   static constexpr Duration kUnlessInterrupted = std::chrono::hours(100 * 365 * 24);
   mutable OwnerFlag owned_;
   std::atomic<std::int64_t> unowned_since_{
-      0};                   // when a thread that waits first found another one owning; 0: it owned
-  bool handle_ = true;      // the owner's
-  std::int64_t works_ = 0;  // handed out and not given back; the owner's
+      // when a waiting thread first found the group owned by another thread; 0: a waiting thread owned it
+      0};
+  bool handle_ = true;      // whether the handle exists; used by the owner
+  std::int64_t works_ = 0;  // Works that were handed out and not given back; used by the owner
   // Handles and Works that were given back while the owner was stuck: the number of Works, plus kHandle for
-  // the handle. The next thread that gives back a Work adds this number to the counts above.
+  // the handle. The next thread that gives back a Work applies this number to the counts above.
   static constexpr std::int64_t kHandle = std::int64_t{1} << 32;
   std::atomic<std::int64_t> given_up_{0};
-  bool accounted_ = false;  // for the failure, in recorder and progress; the owner's
+  bool accounted_ = false;  // the failure was noted in recorder and progress; used by the owner
   // Threads in coalesced(), threads that wait for slots, and whether the backend's batch is open. Only the
   // owner uses these members.
   int batches_ = 0, stalled_ = 0;
   bool batch_open_ = false;
   mutable Ring ring_;
-  // All exchanges that were made, until nobody can start them; only the owner uses the list. The flag says
+  // All exchanges that were made and can still be started; only the owner uses the list. The flag says
   // whether an exchange was ever started.
   std::vector<std::shared_ptr<detail::PreparedExchange>> exchanges_;
   std::atomic<bool> exchanges_begun_{false};
   Watch watch_;
-  std::atomic<int> asleep_{0};  // threads of this rank asleep
+  std::atomic<int> asleep_{0};  // the number of sleeping threads of this rank
 
   mutable std::mutex mutex_;
   std::optional<Dependents::Entry> listed_{std::in_place, context,
@@ -310,8 +313,8 @@ namespace detail {
 /// Access for weft's own layers; programs do not need it.
 class Access {
  public:
-  /// Returns the group itself, whose address stays the same when its handle moves. Throws bad_argument that
-  /// names `call` if the handle is empty.
+  /// Returns the group itself, whose address stays the same when its handle moves. Throws bad_argument,
+  /// naming `call`, if the handle is empty.
   static GroupState& state(const ProcessGroup& group, const char* call = "state");
 };
 

@@ -18,8 +18,8 @@
 namespace weft {
 namespace {
 
-// May be called only in a catch block. Returns the text of a library's exception, with a note if this process
-// can open no more files: the library may have reached the limit without saying so.
+// May be called only in a catch block. Returns the text of a library's exception. Adds a note if this process
+// can open no more files, because the library may have reached this limit without reporting it.
 std::string words_of_library() {
   std::string words = with_limits(caught_words());
   const Descriptor one(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -35,8 +35,8 @@ std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Group
     return Error(ErrorCode::system, fmt::format("group \"{}\": {} [rank {}]", b.name, why, b.rank));
   };
   try {
-    // The factory waits for ranks in many places, and peers of this rank's other groups may send roll-calls
-    // meanwhile.
+    // The factory waits for ranks in many places. Meanwhile peers in this rank's other groups may send
+    // roll-calls, so the waits answer them.
     ProgressEngine& progress = progress_of(b.context, b.process_rank);
     const CalledInWaits answers([&progress] { progress.answer(); });
     return factory(b);
@@ -59,8 +59,8 @@ std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Group
 std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const GroupInit& init) {
   std::unique_ptr<Backend> made;
   try {
-    // An Interrupt that was raised before counts even if this call would not have to wait because the other
-    // ranks are there.
+    // An Interrupt that was raised before counts even if this call would not wait, because the other ranks
+    // have arrived.
     if (Deadline::after(std::chrono::hours(1)).passed())
       throw Error(ErrorCode::timeout, fmt::format("group \"{}\": interrupted", init.name));
     made = call_factory(factory, init);

@@ -1,4 +1,4 @@
-// The only place that makes the transport of a group.
+// Makes the transport of a group; no other code does.
 #pragma once
 
 #include <memory>
@@ -7,9 +7,9 @@
 
 namespace weft {
 
-/// Operations that the transport lacks are composed. If this rank cannot make the transport, it sends the
-/// other ranks the reason, so that no rank blames a rank that only gave up because of another. Any exception
-/// of a transport's library becomes an Error.
+/// The result composes operations that the transport lacks. If this rank cannot make the transport, it gives
+/// the other ranks the reason, so that no rank blames a rank that gave up only because of another rank. Any
+/// exception of a transport's library becomes an Error.
 std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const GroupInit& init);
 
 }  // namespace weft

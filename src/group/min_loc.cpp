@@ -1,5 +1,5 @@
 // Each pair travels as 16 bytes: the value, widened to 8 bytes, and its index. The reduction of pairs takes
-// the better of two pairs. The pairs are totally ordered, so the result does not depend on the order of
+// the pair that comes first. The pairs are totally ordered, so the result does not depend on the order of
 // reduction.
 #include "weft/group/min_loc.hpp"
 
@@ -17,7 +17,7 @@
 namespace weft {
 namespace {
 
-constexpr DType kPair = DType::c128;  // of the size of a pair
+constexpr DType kPair = DType::c128;  // a dtype of the size of a pair
 
 template <class Wide>
 struct Pair {

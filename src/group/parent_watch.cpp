@@ -12,14 +12,15 @@
 namespace weft {
 namespace {
 
-constexpr Duration kPiece = std::chrono::milliseconds(200);        // of a wait; then a look
-constexpr Duration kStoreAnswer = std::chrono::milliseconds(500);  // of the store
+// the length of a short wait, after which the parent is checked
+constexpr Duration kPiece = std::chrono::milliseconds(200);
+constexpr Duration kStoreAnswer = std::chrono::milliseconds(500);  // how long the store may take to answer
 
-// Members that do not give up because of the parent's failure come within this time.
+// Members that do not give up because of the parent's failure arrive within this time.
 constexpr Duration kPatienceOfMembers = std::chrono::seconds(2);
 
-// Returns whether the rank that wrote this text came last: that rank combines the texts. "build size place
-// info": see join.cpp.
+// Returns whether the rank that wrote this text arrived last: that rank combines the texts. The text is
+// "build size place info", see join.cpp.
 bool came_last(std::string_view text, std::size_t ranks) {
   next_word(text);
   next_word(text);
@@ -78,9 +79,9 @@ void ParentWatch::end() noexcept {
   if (store_ != nullptr) store_->end();
 }
 
-// The members that are lost to the parent and have not come. Ranks write their texts next to the key for
-// which they wait. If a rank has written its own text, it has done everything that the others need, and may
-// leave. But the last rank to come owes the others one more key, which holds all texts.
+// Returns the members that have not arrived and are lost to the parent. Ranks write their texts next to the
+// key for which they wait. A rank that has written its own text has done all that the others need, and may be
+// lost. Only the last rank to arrive must also write the key that holds all texts.
 std::vector<int> ParentWatch::lost(std::string_view key, Store& store) const {
   const std::string folder(key.substr(0, key.rfind('/') + 1));
   std::vector<int> gone = parent_.gone(), lost;

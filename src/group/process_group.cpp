@@ -41,7 +41,8 @@ void check_membership(const Membership& m) {
     wrong(fmt::format("deadline is {} ns; expected more than 0", m.deadline.count()));
 }
 
-// all[r] = `mine` of rank r, exchanged through the Store: for a transport that does not move host memory.
+// Exchanges values through the Store, for a transport that does not move host memory: all[r] becomes `mine`
+// of rank r.
 using Pair = std::array<std::int32_t, 2>;
 std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   const Membership& m = group.member;
@@ -78,7 +79,7 @@ std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   return all;
 }
 
-// The only place that creates groups. If there is no memory for a group, it throws an Error, too.
+// Creates a group; no other code does. Also throws an Error if there is no memory for a group.
 template <class... Args>
 GroupState* new_group(Context& context, const BackendFactory& factory, const Membership& m, Args&&... args) {
   try {
@@ -123,8 +124,8 @@ ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factor
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("group \"{}\": the factory is empty; expected a function that makes a backend", m.name));
-  // The n-th group of a name meets the n-th group of that name on the other ranks, so that a program may make
-  // the same group again.
+  // The n-th group of a name belongs to the n-th group of that name on the other ranks, so that a program may
+  // make the same group again.
   const std::int64_t generation = m.size == 1
                                       ? 0
                                       : m.store->add(fmt::format("weft/{}/generation/{}", m.name, m.rank), 1,
@@ -189,8 +190,8 @@ Work ProcessGroup::coalesced(std::initializer_list<Call> calls) {
 
 namespace {
 
-// Rewrites an Error from the making of a subgroup, because the caller of subgroup() knows only the ranks of
-// the parent.
+// Rewrites an Error from the making of a subgroup with ranks of the parent, because the caller of subgroup()
+// knows only these ranks.
 Error as_of_parent(const Error& e, const ProcessGroup& parent, std::span<const int> members) {
   std::vector<int> ranks;
   for (const int r : e.ranks())
@@ -255,7 +256,8 @@ std::span<const int> ProcessGroup::parent_ranks() const { return given(state_, "
 
 namespace {
 
-// An Error of a collective that split() or leave() makes, and that its caller has never called.
+// Rewrites an Error of a collective that split() or leave() has made, and that the program itself has not
+// called.
 Error within(const char* what, const Error& e) {
   return Error(Failure{.code = e.code(),
                        .text = fmt::format("{}: {}", what, e.what()),

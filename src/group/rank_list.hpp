@@ -1,4 +1,4 @@
-// Short lists of ranks: members, or ranks that are gone. Callable from any thread.
+// Short lists of ranks: members, or ranks that are gone. Any thread.
 #pragma once
 
 #include <algorithm>

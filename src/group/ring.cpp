@@ -4,7 +4,7 @@
 
 namespace weft {
 
-// Blocks without offsets follow each other.
+// Blocks without offsets follow one another.
 void Ring::keep_blocks(std::vector<Block>& blocks, OpState& op, const Call& call, int ranks) noexcept {
   const auto n = static_cast<std::size_t>(ranks);
   const auto keep = [&](const Blocks& from, Block* to) -> const Block* {

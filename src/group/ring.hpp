@@ -25,31 +25,34 @@ class Ring {
   static constexpr std::uint32_t kSlots = 64;
 
   struct alignas(64) Slot {
-    std::atomic<std::uint32_t> generation{0};  // moves on when the call is done
-    std::uint64_t record = 0;                  // its number in the recorder
-    bool waited = false;                       // a poll has failed: the deadline's clock runs
-    bool attended = false;          // callbacks, found or lent: something is to be done when it ends
+    std::atomic<std::uint32_t> generation{0};  // increases when the call is done
+    std::uint64_t record = 0;                  // the call's number in the recorder
+    // a poll was without success, so the time until the deadline counts
+    bool waited = false;
+    bool attended = false;          // callbacks, found or lent is set, so the end of the call needs more work
     std::atomic<Duration> limit{};  // the call's deadline
     Clock::time_point expires{}, warns{};
     OpState op;
-    std::vector<Block> blocks;                         // of v-forms: op points into it; kept for the next
+    // for v-forms; op points into it; kept for the next call
+    std::vector<Block> blocks;
     std::vector<std::shared_ptr<Callback>> callbacks;  // called when the call has ended
-    std::shared_ptr<FoundMessage> found;               // receives the found message; null: nobody asks for it
-    std::shared_ptr<const void> lent;  // a persistent call, into whose blocks op points; null: none
+    // receives the found message; null: the message is not needed
+    std::shared_ptr<FoundMessage> found;
+    std::shared_ptr<const void> lent;  // the persistent call into whose blocks op points; null: none
     ExchangeCall exchange;             // op points to it, and it points to `fields`, if op is exchange
     const detail::PreparedExchange* exchanged = nullptr;
-    std::vector<ExchangeField> fields;  // kept for the next
+    std::vector<ExchangeField> fields;  // kept for the next call
     // The caller's buffers, for is_exposed() and exposed(): null if nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
-    /// Any thread: a waiting thread reads it while another thread owns the group.
+    /// Any thread may call it: a waiting thread reads the deadline while another thread owns the group.
     Duration deadline() const noexcept { return limit.load(std::memory_order_relaxed); }
     void set_deadline(Duration d) noexcept { limit.store(d, std::memory_order_relaxed); }
   };
 
   Slot& operator[](std::uint32_t index) noexcept { return slots_[index]; }
 
-  /// Any thread. `ticket`: the slot's generation when its call was submitted.
+  /// Any thread. `ticket`: the generation of the slot when the call was submitted.
   bool finished(std::uint32_t index, std::uint32_t ticket) const noexcept {
     return slots_[index].generation.load(std::memory_order_acquire) != ticket;
   }
@@ -64,7 +67,7 @@ class Ring {
   std::uint32_t next() const noexcept { return static_cast<std::uint32_t>(__builtin_ctzll(free_)); }
   /// The number of the next call of its kind.
   std::uint64_t number(bool collective) noexcept { return collective ? next_collective_++ : next_message_++; }
-  /// Puts the call of slot next(), whose `op` is filled in, in flight.
+  /// Puts the call of slot next() in flight; its `op` must be filled in.
   void put(std::uint32_t index, bool collective) noexcept {
     Slot& slot = slots_[index];
     const OpState& s = slot.op;
@@ -82,8 +85,8 @@ class Ring {
     }
     in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
-  /// Frees the slot of a call that is done. The last store is a release: if a thread sees that nothing is in
-  /// flight, it also sees all earlier stores.
+  /// Frees the slot of a call that is done. The last store is a release, so a thread that sees that nothing
+  /// is in flight also sees all earlier stores.
   void free(std::uint32_t index) noexcept {
     Slot& slot = slots_[index];
     slot.in.store(nullptr, std::memory_order_relaxed);
@@ -127,12 +130,12 @@ class Ring {
     for (std::uint64_t left = ~free_; left != 0; left &= left - 1)
       if (!look(slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))])) return;
   }
-  /// The call behind which this call waits: for a collective, the first of the collectives; for a message,
+  /// The call behind which this call waits: for a collective, the first collective in flight; for a message,
   /// the message itself.
   Slot& head_of(Slot& slot) noexcept {
     return row(slot.op.op).collective ? slots_[collectives_[first_ % kSlots]] : slot;
   }
-  /// The first of the collectives; if there is none, any message. There must be a call in flight.
+  /// The first collective in flight, or any message if there is none. There must be a call in flight.
   const OpState& oldest() const noexcept {
     return slots_[first_ != last_ ? collectives_[first_ % kSlots]
                                   : static_cast<std::uint32_t>(__builtin_ctzll(messages_))]
@@ -156,19 +159,20 @@ class Ring {
     return first;
   }
 
-  /// Copies the blocks of a v-form into `blocks`, and makes the operation point to the copy; `blocks` has
-  /// room for both sides of `ranks` ranks.
+  /// Copies the blocks of a v-form into `blocks`, and makes the operation point to the copy. `blocks` must
+  /// have room for both sides of `ranks` ranks.
   static void keep_blocks(std::vector<Block>& blocks, OpState& op, const Call& call, int ranks) noexcept;
-  /// Returns whether a call in flight, or one that failed, uses part of this memory. Any thread.
+  /// Returns whether a call in flight, or a failed call, uses a part of this memory. Any thread.
   bool is_exposed(const void* block, std::size_t bytes) const noexcept;
-  /// Writes the memory that peers may write into `to`, which has room for kSlots entries. Returns how many.
-  /// Any thread.
+  /// Lists the memory that peers may write in `to`, which must have room for kSlots entries. Returns the
+  /// number of entries. Any thread.
   std::size_t exposed(std::span<MemoryRange> to) const noexcept;
 
  private:
   std::array<Slot, kSlots> slots_;
-  std::uint64_t free_ = ~std::uint64_t{0};          // bit per slot
-  std::array<std::uint8_t, kSlots> collectives_{};  // slots in call order: [first_, last_)
+  std::uint64_t free_ = ~std::uint64_t{0};  // bit per slot
+  // the slots of the collectives in call order: [first_, last_)
+  std::array<std::uint8_t, kSlots> collectives_{};
   std::uint32_t first_ = 0, last_ = 0;
   std::uint64_t messages_ = 0;  // bit per slot
   std::uint64_t next_collective_ = 0, next_message_ = 0;

@@ -1,16 +1,16 @@
-// How the survivors of a group agree on the members of a new group. They use only the Store: the group has
-// failed, and its transport cannot be asked.
+// How the survivors of a group agree on the members of a new group. They use only the Store, because the
+// group has failed, and its transport cannot be used.
 //
 // They agree in rounds. A round has a roll: one key of the Store, to which each rank adds itself by
-// compare_set while the roll is open. A rank closes the roll, also by compare_set, when all ranks have come
-// that can come (the transport knows which of the others are gone), or when it has waited long enough. This
-// decides which ranks are members: a late rank finds the roll closed without itself, and throws. Then the
-// members make the group. The group counts only after all members have made it: each member signs a second
-// key, and the last signature makes the group good. If a member cannot make the group, sees another member
-// die or has waited too long, it writes that the group is bad, unless the group is good already. So all
-// members see the same result, good or bad. After a bad round the members meet in the next round, without the
-// ranks that do not come. A rank may stop at any point and continue at any later one: it compares what it
-// wants to add with the value that the key holds by then.
+// compare_set while the roll is open. A rank closes the roll, also by compare_set, when all ranks that can
+// arrive have arrived (the transport knows which of the others are gone), or when it has waited long enough.
+// This decides which ranks are members: a late rank finds the roll closed without itself, and throws. Then
+// the members make the group. The group is valid only after all members have made it: each member signs a
+// second key, and the last signature makes the group good. If a member cannot make the group, notices the
+// death of another member, or has waited too long, it writes that the group is bad, unless the group is good
+// already. So all members see the same result, good or bad. After a bad round the members begin the next
+// round, without ranks that do not arrive. A rank may be stopped at any point and continue at any later time,
+// because each change compares the key with its present value.
 #include "group/shrink.hpp"
 
 #include <fmt/format.h>
@@ -32,11 +32,12 @@ namespace {
 
 using Ranks = std::vector<int>;
 
-constexpr Duration kLook = std::chrono::milliseconds(2);  // at first; then longer
+// the pause between two looks at first; later it is longer
+constexpr Duration kLook = std::chrono::milliseconds(2);
 constexpr Duration kLongestLook = std::chrono::milliseconds(25);
-constexpr Duration kSlice = std::chrono::milliseconds(50);  // of a wait in the store
+constexpr Duration kSlice = std::chrono::milliseconds(50);  // the length of a short wait in the store
 constexpr Duration kAnswer = std::chrono::seconds(2), kLongestAnswer = std::chrono::seconds(30);
-constexpr int kTries = 3;  // of the same ranks
+constexpr int kTries = 3;  // how often the same ranks try
 
 Ranks without(const Ranks& ranks, const Ranks& others) {
   Ranks rest;
@@ -53,7 +54,7 @@ struct Roll {
   // Returns nothing if `text` is no roll of a group of `size`.
   static std::optional<Roll> parse(const std::string& text, int size) {
     Roll roll;
-    if (text.empty()) return roll;  // nobody has written one yet
+    if (text.empty()) return roll;  // no rank has written a roll yet
     TextIn in(text);
     std::string word;
     in >> word;
@@ -78,7 +79,7 @@ struct Roll {
   }
 };
 
-// The group's store while the group is made: a wait ends early if the round is lost.
+// The store for the group while the group is made: a wait ends early if the round is lost.
 class RoundStore final : public ForwardingStore {
  public:
   /// `look` throws if there is no reason to wait any more.
@@ -148,7 +149,8 @@ class Shrinking {
   }
   std::string tail() const { return fmt::format(" [group \"{}\", rank {}]", group_.member.name, rank_); }
 
-  // The contents of a key of this agreement. Another program that shares the store may have written this key.
+  // Parses the contents of a key of this agreement. Another program that shares the store may have written
+  // this key.
   Roll parse(const std::string& key, const std::string& text) const {
     if (auto roll = Roll::parse(text, group_.member.size)) return std::move(*roll);
     throw Error(Failure{
@@ -160,7 +162,7 @@ class Shrinking {
         .ranks = {}});
   }
 
-  // The functions of the store, with our own error text if the store is lost.
+  // Calls a function of the store; if the store is lost, throws an error with a text of its own.
   template <class F>
   auto ask(const F& f) const {
     try {
@@ -175,14 +177,14 @@ class Shrinking {
                   .ranks = {}});
     }
   }
-  // A working store answers at once. A store that does not answer is served by a process that is stopped or
-  // out of reach.
+  // A working store answers at once. If a store does not answer, the process that serves it is stopped or
+  // cannot be reached.
   Deadline answer() const { return Deadline::after(std::clamp<Duration>(limit_, kAnswer, kLongestAnswer)); }
   std::string read(const std::string& key) const {
     return ask([&](Store& s) { return s.try_get(key, answer()).value_or(""); });
   }
-  // Changes the key by `change` until `change` has nothing more to change. Returns the value that the key
-  // holds then.
+  // Applies `change` to the key until `change` has nothing more to change. Returns the value that the key
+  // then holds.
   template <class Change>
   std::string update(const std::string& key, const Change& change) const {
     std::string held = read(key);
@@ -206,12 +208,12 @@ class Shrinking {
     Duration next_ = kLook;
   };
 
-  // Returns the ranks that take part in a round. Throws if this rank is not among them.
+  // Agrees on the ranks that take part in a round, and returns them. Throws if this rank is not among them.
   Ranks gather(const Ranks& candidates, int round) const {
     const std::string roll_key = key("roll", round);
     const Deadline deadline = Deadline::after(limit_);
-    // Nobody waits for the ranks that the first cause names as lost. If such a rank comes nevertheless, it
-    // becomes a member.
+    // The ranks that the first cause names as lost: the others do not wait for them. If such a rank arrives
+    // nevertheless, it becomes a member.
     Ranks accused;
     if (const std::optional<Failure> why = group_.failure(); why && why->code == ErrorCode::peer_lost)
       accused = why->ranks;
@@ -219,11 +221,12 @@ class Shrinking {
       Roll roll = parse(roll_key, text);
       if (roll.closed || holds(roll.here, rank_)) return text;
       roll.here.push_back(rank_);
-      roll.resigned = without(roll.resigned, {rank_});  // it tries again
+      roll.resigned = without(roll.resigned, {rank_});  // this rank tries again
       return roll.text();
     });
     for (Pause pause; !parse(roll_key, held).closed; pause.wait()) {
-      const Ranks gone = group_.gone();  // first: a rank that has signed and then left is no member
+      // read first, because a rank that has signed and then left is no member
+      const Ranks gone = group_.gone();
       held = read(roll_key);
       Roll roll = parse(roll_key, held);
       if (roll.closed) break;
@@ -238,7 +241,7 @@ class Shrinking {
     const Ranks members = parse(roll_key, held).here;
     if (holds(members, rank_)) {
       const Ranks out = without(candidates, members);
-      // A rank that is left out but lives may wait in a call of the old group, so the old group must fail.
+      // A rank that is left out, but alive, may wait in a call of the old group, so the old group must fail.
       if (!out.empty())
         group_.fail(Failure{.code = ErrorCode::peer_lost,
                             .text = fmt::format("shrink: the group goes on as {} without {}",
@@ -264,7 +267,8 @@ class Shrinking {
     });
   }
 
-  // A round's key "built": the members that have made the group, or "bad" if it cannot be made.
+  // The key "built" of a round: it lists the members that have made the group, or says "bad" if the group
+  // cannot be made.
   struct Built {
     std::string key;
     const Ranks& members;
@@ -273,7 +277,7 @@ class Shrinking {
   bool good(const Built& built, const std::string& text) const {
     return !bad(text) && parse(built.key, text).here.size() == built.members.size();
   }
-  // Returns true if this rank decided the outcome.
+  // Marks the group as bad. Returns true if this rank has decided the outcome.
   bool spoil(const Built& built) const {
     bool mine = false;
     update(built.key, [&](const std::string& text) {
@@ -287,7 +291,7 @@ class Shrinking {
     return std::any_of(gone.begin(), gone.end(), [&](int r) { return holds(members, r); });
   }
 
-  // Returns the group of `members`; null if they have to agree again.
+  // Makes the group of `members`. Returns null if the members must agree again.
   GroupState* attempt(const Ranks& members, int round, int tries) const {
     const Built built{key("built", round), members};
     GroupState* const made = make_or_spoil(built, round, tries);
@@ -302,7 +306,7 @@ class Shrinking {
     return nullptr;
   }
 
-  // Makes the group on all ranks or on none. Returns null if the members have to agree again.
+  // Makes the group on all ranks or on no rank. Returns null if the members must agree again.
   GroupState* make_or_spoil(const Built& built, int round, int tries) const {
     const auto rendezvous_store = std::make_shared<RoundStore>(store_, [&] {
       if (lost(built.members) || bad(read(built.key)))
@@ -340,7 +344,7 @@ class Shrinking {
       return roll.text();
     });
     for (Pause pause; !good(built, held) && !bad(held); pause.wait()) {
-      // This is checked first: a rank that has left may have done so after the group became good.
+      // Checked first, because a rank that has left may have left after the group became good.
       const bool one_is_gone = lost(built.members);
       held = read(built.key);
       if (good(built, held) || bad(held) || (!one_is_gone && !deadline.passed())) continue;

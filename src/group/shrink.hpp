@@ -5,8 +5,8 @@
 
 namespace weft {
 
-/// Blocks as ProcessGroup::shrink documents. Only one thread at a time runs it for a group: other threads
-/// wait.
+/// Implements ProcessGroup::shrink, whose comment says when it blocks. Only one thread at a time runs it for
+/// a group; other threads wait.
 GroupState* shrink(GroupState& group, Duration limit);
 
 }  // namespace weft

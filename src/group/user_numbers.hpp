@@ -12,10 +12,10 @@
 namespace weft {
 
 /// Gives each user the lowest free number, from 0. The numbers are equal on all ranks of a group if its ranks
-/// take them and give them back in the same order. The users keep this object alive.
+/// take numbers and give them back in the same order. The users keep this object alive.
 class UserNumbers {
  public:
-  /// One number, given back by the destructor.
+  /// A number that a user has taken; the destructor gives it back.
   class Taken {
    public:
     explicit Taken(std::shared_ptr<UserNumbers> numbers) : numbers_(std::move(numbers)) {
@@ -36,18 +36,18 @@ class UserNumbers {
     int value_ = 0;
   };
 
-  /// How often a ProcessGroup of this group was destroyed, moved from or left: code that has its address can
-  /// see whether the address is still valid.
+  /// How often a ProcessGroup handle of this group was destroyed, moved from or left. Code that has stored
+  /// the address of a handle compares this number to check whether the address is still valid.
   int handles_gone() const noexcept { return handles_gone_.load(std::memory_order_relaxed); }
   void handle_goes() noexcept { handles_gone_.fetch_add(1, std::memory_order_relaxed); }
 
-  /// Returns whether the handle has released the group: no call begins in it any more, and the group may be
+  /// Returns whether the handle has released the group: then no call begins any more, and the group may be
   /// destroyed.
   bool ended() const noexcept { return ended_.load(std::memory_order_acquire); }
   void end() noexcept { ended_.store(true, std::memory_order_release); }
 
-  /// The data, of type T, that a layer above keeps for each group: the first call makes it by make(), and it
-  /// is destroyed with the group.
+  /// Returns the data, of type T, that a higher layer keeps for this group. The first call makes the data by
+  /// make(); it is destroyed with the group.
   template <class T, class Make>
   std::shared_ptr<T> kept(const Make& make) {
     const std::lock_guard lock(keeping_);
@@ -67,7 +67,7 @@ class UserNumbers {
   std::set<int> taken_;
   std::atomic<int> handles_gone_{0};
   std::atomic<bool> ended_{false};
-  std::mutex keeping_;  // of its own: make() may be collective
+  std::mutex keeping_;  // a separate mutex, because make() may be collective
   std::map<std::type_index, std::shared_ptr<void>> kept_;
 };
 

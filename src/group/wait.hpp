@@ -8,9 +8,10 @@
 
 namespace weft {
 
-/// Returns true if `done()`, and false if `limit` has passed. `drive()` takes the next steps of the thread's
-/// group (true: something moved); `settled()` drives the group once more before the thread sleeps
-/// (Driven::settled). Once `done` is true nothing else is accessed, because the group may be gone.
+/// Waits until `done()` returns true; returns false if `limit` has passed before. `drive()` takes the next
+/// steps of the thread's group (true: something moved); `settled()` drives the group once more before the
+/// thread sleeps (Driven::settled). When `done()` has returned true, nothing else is accessed, because the
+/// group may be destroyed.
 template <class Done, class Drive, class Settled>
 bool wait_until(ProgressEngine& progress, bool spin, Deadline limit, const Done& done, const Drive& drive,
                 const Settled& settled) noexcept {
@@ -23,14 +24,14 @@ bool wait_until(ProgressEngine& progress, bool spin, Deadline limit, const Done&
     }
     if (drive()) {
       idling.moved();
-      if (limit.passed()) return done();  // a long call moves all the time
+      if (limit.passed()) return done();  // checked here, too, because a long call moves all the time
       continue;
     }
-    // Nothing moves in this group: drive the rank's other groups, too, now and then while spinning, and
-    // always afterwards.
+    // If nothing moves in this group, drive the rank's other groups, too: now and then while this thread
+    // spins, and always afterwards.
     if ((!idling.spins() || idling.polls() % 16 == 15) && progress.drive_all()) {
       idling.moved();
-      if (limit.passed()) return done();  // other groups may move all the time
+      if (limit.passed()) return done();  // checked here, too, because other groups may move all the time
       continue;
     }
     if (idling.spin()) {
@@ -40,7 +41,7 @@ bool wait_until(ProgressEngine& progress, bool spin, Deadline limit, const Done&
     if (limit.passed()) return done();
     if (idling.yield()) continue;
     // While this thread announced its sleep, another thread may have owned the group, and taken the awaited
-    // step. Then nobody rings for that step, so this thread looks itself or stays awake.
+    // step. No peer rings for that step again, so this thread checks itself, or stays awake.
     progress.sleep(std::min<Duration>(kSleep, limit.left()), idling.asleep(),
                    [&] { return done() || limit.passed() || !settled() || done(); });
   }

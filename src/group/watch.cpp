@@ -17,9 +17,9 @@ namespace weft {
 namespace {
 
 constexpr int kInspectEvery = 64;  // polls
-constexpr int kWarnAfter = 10;     // a tenth of the deadline
+constexpr int kWarnAfter = 10;     // a warning is due after a tenth of the deadline
 constexpr auto kInspectPause = std::chrono::milliseconds(1);
-// If a waiting thread has not looked for longer than this, it may have been suspended.
+// If a waiting thread has not looked at the clock for longer than this, it may have been suspended.
 constexpr auto kGap = 2 * kSleep;
 
 // The kernel's tick: some milliseconds long, and cheaper to read than the clock.
@@ -46,12 +46,12 @@ bool Watch::due_by_tick() noexcept {
   return true;
 }
 
-// A rank that was suspended (stopped by a signal, or in a container that was paused) has not looked, and if
-// the whole job was suspended no rank could do its part. So that time does not count. Suspended time that
-// weft's own waits have noticed (suspended_time) never counts. The remaining time of a gap may be the
-// caller's own computation between two waits, and then it must count. So a gap counts up to twice the longest
-// gap before it since a call began to wait. After a longer suspension, a call gets additional time as long as
-// the suspension lasted, at most its whole deadline, since ranks do not resume at the same moment.
+// A gap is a time in which this rank has not looked at the clock. If the rank was suspended (stopped by a
+// signal, or in a paused container), perhaps with the whole job, the gap should not count for deadlines.
+// Suspended time that weft's own waits have noticed (suspended_time) never counts. The rest of a gap may be
+// the caller's own computation between two waits, which must count. So a gap counts up to twice the longest
+// gap before it since a call began to wait. After a longer suspension a call gets as much additional time as
+// the suspension lasted, at most its whole deadline, because ranks do not resume at the same moment.
 void Watch::pass_over(Duration gap) noexcept {
   const Duration suspended = suspended_time();
   const Duration noticed = std::min(gap, suspended - std::exchange(suspended_, suspended)) - kGap;
@@ -97,7 +97,7 @@ void Watch::begin(Ring::Slot& slot, Clock::time_point now) noexcept {
 }
 
 bool Watch::inspect(Ring::Slot& slot, Clock::time_point now) noexcept {
-  // Collectives wait one behind the other, so only the first one can be reported as late.
+  // Collectives wait one behind the other, so only the first collective can be reported as late.
   Ring::Slot& head = ring_.head_of(slot);
   const bool behind = &head != &slot;
   if (!slot.waited) {
@@ -119,18 +119,19 @@ void Watch::warn(Ring::Slot& slot) noexcept {
   slot.warns = inspected_ + slot.deadline() / kWarnAfter;
   try {
     std::string story;
-    if (backend_.missing(slot.op, story).empty()) return;  // all are there, and it takes its time
+    // all ranks have arrived, and the call is only slow
+    if (backend_.missing(slot.op, story).empty()) return;
     slot.warns = Clock::time_point::max();
     context_.log().write_later(
-        LogLayer::group, LogLevel::warning,  // the sink gets the line when nobody owns the group any more
+        LogLayer::group, LogLevel::warning,  // the sink gets the line when no thread owns the group any more
         fmt::format("{}: not finished after {}, a tenth of its deadline: {}{}{}", what(slot.op, member_.size),
                     shown_seconds(slot.deadline() / kWarnAfter, 2), story, told_last_calls(),
                     tail(member_, slot.op.call)));
-  } catch (...) {  // out of memory: then without a warning
+  } catch (...) {  // out of memory: there is no warning then
   }
 }
 
-// `head`: the call behind which this call waits; if it waits behind none, this call itself.
+// `head`: the call behind which this call waits, or this call itself.
 void Watch::expire(const Ring::Slot& slot, const Ring::Slot& head) noexcept {
   std::string story;
   Failure why{.code = ErrorCode::timeout, .text = {}, .op = slot.op.op, .call = slot.op.call, .ranks = {}};
@@ -149,7 +150,7 @@ std::vector<LastCall> Watch::last_calls() noexcept try {
   for (int r = 0; r < member_.size; ++r) {
     LastCall& c = calls[static_cast<std::size_t>(r)];
     c.rank = r;
-    if (static_cast<int>(c.op) >= kOpCount) c = {.rank = r};  // a plug-in's, of a newer weft
+    if (static_cast<int>(c.op) >= kOpCount) c = {.rank = r};  // from a plug-in for a newer version of weft
   }
   LastCall& own = calls[static_cast<std::size_t>(member_.rank)];
   if (const OpState* const last = ring_.last_collective()) {
@@ -161,7 +162,7 @@ std::vector<LastCall> Watch::last_calls() noexcept try {
   own.message = {};
   if (const OpState* const message = ring_.first_message()) own.message = message_of(*message);
   return calls;
-} catch (...) {  // out of memory: then without
+} catch (...) {  // out of memory: the list stays empty
   return {};
 }
 

@@ -1,5 +1,5 @@
-// Watches the calls in flight, by the clock: which ranks are dead, which deadline has passed, which call has
-// waited so long that a warning is due. It is the slow path of a group; only the group's owner uses it
+// Watches the calls in flight: finds out which ranks are dead, which deadline has passed, and which call has
+// waited so long that a warning is due. This is the slow path of a group; only the group's owner uses it
 // (group_state.hpp).
 #pragma once
 
@@ -13,19 +13,20 @@ class Watch {
   Watch(Context& context, const Membership& member, Backend& backend, Ring& ring) noexcept
       : context_(context), member_(member), backend_(backend), ring_(ring) {}
 
-  /// To be called after each poll of the group: returns true if it is time to inspect(). Counts the polls
-  /// that leave a call in flight, even if something moved, so that small successful calls read no clock.
+  /// To be called after each poll of the group; returns true if it is time to inspect(). It counts only polls
+  /// that leave a call in flight, even if something moved, so that small calls do not read the clock.
   bool due(bool moved) noexcept;
-  /// Like due(), for a caller that polls rarely, for whom counting polls would take too long: returns true
+  /// Like due(), for a caller that polls rarely, so that counting polls would take too long: returns true
   /// once in each tick of the kernel.
   bool due_by_tick() noexcept;
-  /// The deadline's clock of a call starts here, at the first look after polls without success. Returns true
-  /// if the backend has failed, perhaps because a deadline has passed.
+  /// Checks the calls in flight. For a call whose polls were without success, the time until the deadline
+  /// begins at the first inspect(). Returns true if the backend has failed, perhaps because a deadline has
+  /// passed.
   [[gnu::cold]] bool inspect() noexcept;
   /// The last call of each rank, for the Error of a time-out: from the backend, and for this rank from the
   /// ring. Returns an empty list if the backend does not know.
   [[gnu::cold]] std::vector<LastCall> last_calls() noexcept;
-  /// Returns last_calls() as a text, with "; " before it.
+  /// Returns last_calls() as a text that begins with "; ".
   [[gnu::cold]] std::string told_last_calls();
 
  private:
@@ -39,9 +40,9 @@ class Watch {
   const Membership& member_;
   Backend& backend_;
   Ring& ring_;
-  int polls_ = 0;                  // since the last look at the clock that left something in flight
-  Clock::time_point inspected_{};  // when that was
-  Duration suspended_{};           // suspended_time() then
+  int polls_ = 0;                  // the number of polls since the last inspect() that left a call in flight
+  Clock::time_point inspected_{};  // the time of that inspect()
+  Duration suspended_{};           // suspended_time() at that time
   Duration gap_{};                 // the longest time between two looks while calls wait
   std::int64_t tick_ = 0;          // the kernel's tick of the last due_by_tick()
 };

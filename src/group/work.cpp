@@ -28,7 +28,7 @@ void Work::take(Work& other) noexcept {
   more_ = std::move(other.more_);
 }
 
-// The call was given back; wait for the next one.
+// The Work's present call was given back: goes on with the next call.
 void Work::finish() noexcept {
   if (!more_ || more_->next == more_->count) {
     group_ = nullptr;
@@ -79,7 +79,7 @@ void Work::check_may_wait() const {
     group_->check_may_wait(slot(), ticket_);
 }
 
-// All calls have ended without an error.
+// To be called when all calls have ended without an error.
 bool Work::settle_callbacks(Deadline limit) {
   try {
     if (!callbacks_->settle(limit)) return false;
@@ -91,7 +91,7 @@ bool Work::settle_callbacks(Deadline limit) {
   return true;
 }
 
-// All are over. Keeps the results of receives.
+// To be called when all callbacks have returned. Keeps the results of receives.
 void Work::end_callbacks() noexcept {
   if (!callbacks_->found.empty() && source_now() == kSeveral) {
     callbacks_->all.clear();
@@ -133,8 +133,8 @@ std::vector<int> Work::sources() const {
   return ranks;
 }
 
-// A failed call has thrown its Error: its Work is spent, and so are the calls after it, since the group has
-// failed. The caller must quiesce().
+// If a call has failed and thrown its Error, its Work is spent, and so are the calls after it, because the
+// group has failed. The caller must quiesce().
 template <class Ask>
 bool Work::ask(const Ask& ask) {
   for (; group_; finish()) {
@@ -180,11 +180,11 @@ bool Work::wait_for(Duration limit) {
 void Work::wait_on(Stream stream) {
   if (!group_ || !group_->streams()) return wait();
   check_may_wait();
-  // This gives back no call: wait() or done() still reports how the call ended.
+  // This does not give back the call: wait() or done() still reports how the call ended.
   try {
     each_call([&](std::uint32_t slot, std::uint32_t ticket) { group_->wait_on(slot, ticket, stream); });
   } catch (const Error& e) {
-    if (group_->failure()) {  // otherwise the stream cannot wait
+    if (group_->failure()) {  // if the group has not failed, the stream cannot wait
       if (callbacks_) callbacks_->fail(e);
       spend();
     }
@@ -194,8 +194,8 @@ void Work::wait_on(Stream stream) {
 
 namespace {
 
-// Waits for the Work of each entry of a list until the deadline, except for null entries; keeps the first
-// exception. Returns true if all have ended.
+// Waits until the deadline for the Work of each entry of a list, except for null entries; keeps the first
+// exception. Returns true if all Works have ended.
 template <class List, class WorkOf>
 bool wait_for_each(const List& works, const WorkOf& work_of, const Deadline* limit) {
   std::exception_ptr first;

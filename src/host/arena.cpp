@@ -28,8 +28,8 @@
 
 namespace weft {
 
-// A segment is a memfd that is mapped completely. New blocks are cut from its unused rest (`fresh`), and
-// their pages are populated at once, unless the caller wants them populated at their first use. A freed block
+// A segment is a memfd that is mapped completely. New blocks are cut from its unused rest (`fresh`). Their
+// pages are populated at once, unless the caller wants each page populated at its first use. A freed block
 // becomes an extent of the cache. Adjacent extents are merged; the next block is cut from the smallest extent
 // that is large enough. So only the first use of a page costs a page fault.
 //
@@ -60,8 +60,9 @@ struct Arena::Impl {
   using MovedRanges = std::vector<Moved>;  // sorted, disjoint
   struct Extent {
     std::size_t bytes;
-    std::uint64_t island;    // extents of one island that touch may be merged …
-    bool is_sparse = false;  // … if both are: some of its pages were perhaps never taken
+    std::uint64_t island;  // adjacent extents of one island may be merged …
+    // … if is_sparse is equal: some pages of a sparse extent were perhaps never populated
+    bool is_sparse = false;
   };
 
   Impl(Logger& l, std::size_t bytes)
@@ -76,14 +77,14 @@ struct Arena::Impl {
   const std::size_t page, host_pages;
   mutable std::mutex mutex;  // guards all members below, except those that find() reads
   std::size_t next_segment_bytes;
-  std::uint64_t next_island = kMaxSegments;  // below: the segments' own
+  std::uint64_t next_island = kMaxSegments;  // smaller numbers belong to the segments
   bool refusal_logged = false;
 
   std::map<std::byte*, Extent> blocks;                         // handed out (or in quarantine), by address
   std::map<std::byte*, Extent> cache;                          // free extents by address …
   std::set<std::pair<std::size_t, std::byte*>> cache_by_size;  // … and by size
   std::vector<std::byte*> quarantine;
-  std::map<std::byte*, int> pins;  // by block, how often
+  std::map<std::byte*, int> pins;  // for each block, how often it is pinned
   std::vector<BlockHolder*> holders;
   std::size_t in_use = 0, cached = 0, quarantined = 0, retired = 0;
 
@@ -148,9 +149,9 @@ struct Arena::Impl {
     }
   }
 
-  // Takes all page faults at once, because single page faults are expensive. Returns false if there is no
+  // Populates all pages at once, because single page faults are expensive. Returns false if there is no
   // memory for the pages (a cgroup's limit): an error now is better than a signal later. A kernel that does
-  // not know the request faults the pages in later, one by one.
+  // not know this request populates the pages later, one by one.
   static bool populate(std::byte* data, std::size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
     while (::madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
@@ -182,7 +183,7 @@ struct Arena::Impl {
     return {kMaxSegments, 0};
   }
 
-  // Returns a list in which [begin, end) leads to `place`, and every other range to its present place.
+  // Returns a list in which the added range has its new place, and every other range keeps its present place.
   static MovedRanges with(const MovedRanges* old, const Moved& added) {
     MovedRanges ranges;
     for (const Moved& m : old ? *old : MovedRanges{}) {
@@ -203,14 +204,14 @@ Arena::Arena(Logger& log, std::size_t segment_bytes) : impl_(std::make_unique<Im
 
 Arena::~Arena() {
   for (const auto& [begin, extent] : impl_->cache)
-    unpoison(begin, extent.bytes);  // others may be given these addresses
+    unpoison(begin, extent.bytes);  // other mappings may get these addresses
 }
 
 // Adds a segment of the usual size, or of `bytes` if that is more. If the system refuses, it tries half the
-// size, and so on. A size that was granted after a refusal is halved once more, so that the rest of the
-// program gets as much as the arena. Under a limit of addresses the usual size is an eighth of the remaining
-// addresses, since the segments of other ranks are mapped, too. Only a segment that `bytes` needs may take
-// the last quarter.
+// size, and so on. If the system grants a size after a refusal, the size is halved once more, so that the
+// rest of the program gets as much as the arena. If the address space is limited (RLIMIT_AS), the usual size
+// is an eighth of the remaining address space, because segments of other ranks are mapped, too. Only a
+// segment that `bytes` requires may use the last quarter.
 bool Arena::add_segment(std::size_t bytes) {
   Impl& a = *impl_;
   const std::uint32_t index = segment_count();
@@ -296,7 +297,7 @@ void* Arena::allocate(std::size_t bytes, Pages pages) {
   {
     const std::lock_guard lock(a.mutex);
     if (!a.quarantine.empty()) a.look_at_quarantine();
-    // populate() would take all of the host's pages from other programs before it found that they are too
+    // populate() would take all of the host's pages from other programs before it noticed that there are too
     // few.
     if (bytes / a.page > a.host_pages)
       a.log_refusal(bytes, ENOMEM);
@@ -304,7 +305,7 @@ void* Arena::allocate(std::size_t bytes, Pages pages) {
       block = take(bytes, pages);
     if (block != nullptr) a.in_use += bytes;
   }
-  if (block == nullptr) a.log.flush();  // why
+  if (block == nullptr) a.log.flush();  // logs the reason
   return block;
 }
 
@@ -356,8 +357,8 @@ std::optional<SegmentPlace> Arena::find(const void* data, std::size_t bytes) con
   if (bytes > UINTPTR_MAX - address) return std::nullopt;
   const std::byte* end = begin + bytes;
   if (const Impl::MovedRanges* ranges = impl_->moved.load(std::memory_order_acquire)) {
-    // The first range that ends behind `begin`. The range holds the whole buffer or nothing of it; a buffer
-    // that lies only partly in the range has no place.
+    // The first range that ends behind `begin`. The buffer lies completely inside or completely outside of
+    // this range; a buffer that lies only partly inside has no place.
     const auto m = std::partition_point(ranges->begin(), ranges->end(),
                                         [&](const Impl::Moved& r) { return r.end <= begin; });
     if (m != ranges->end() && m->begin < std::max(end, begin + 1)) {
@@ -390,7 +391,8 @@ struct Arena::Move {
 
 namespace {
 
-constexpr auto kStandStill = std::chrono::milliseconds(100);  // how long holders may finish their step
+// how long the arena waits for holders to finish their step
+constexpr auto kStandStill = std::chrono::milliseconds(100);
 constexpr auto kStandStillNap = std::chrono::microseconds(50);
 
 // All holders stand still while this object exists.
@@ -434,7 +436,8 @@ bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
   for (const Deadline patience = Deadline::after(kStandStill);;) {
     const Outcome outcome = try_evacuate(static_cast<std::byte*>(data), std::max<std::size_t>(bytes, 1));
     if (outcome != Outcome::later || patience.passed()) return outcome == Outcome::moved;
-    std::this_thread::sleep_for(kStandStillNap);  // without the lock: a holder at work may need it
+    // without the lock, because a holder in the middle of a step may need it
+    std::this_thread::sleep_for(kStandStillNap);
   }
 } catch (...) {
   return false;
@@ -475,7 +478,7 @@ bool Arena::find_moves(std::byte* begin, std::size_t bytes, std::vector<Move>& m
 
 bool Arena::carry_out(std::vector<Move>& moves) {
   Impl& a = *impl_;
-  // Donors come from the cache, like any block. Memory that a peer may still access is in quarantine instead.
+  // Donors return to the cache like any block. (Memory that a peer may still access would be in quarantine.)
   const auto give_back_donors = [&] {
     for (const Move& m : moves) {
       if (m.donor == nullptr) continue;

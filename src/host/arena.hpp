@@ -15,7 +15,7 @@ namespace weft {
 class Context;
 class Logger;
 
-/// The place of a byte in a process's shared memory, in the form in which its peers address it.
+/// The place of a byte in a process's shared memory, as the process's peers address it.
 struct SegmentPlace {
   std::uint32_t segment = 0;
   std::uint64_t offset = 0;
@@ -23,15 +23,15 @@ struct SegmentPlace {
 
 /// A group, from the arena's point of view. The arena calls holds() before it reuses a freed block. A group
 /// with calls in flight, or a failed group that is not quiesced, returns true for memory that its peers may
-/// still access. Called by the freeing thread under the arena's lock, so the function must not call the
-/// arena.
+/// still access. The thread that frees memory calls the functions under the arena's lock, so they must not
+/// call the arena.
 class BlockHolder {
  public:
   virtual ~BlockHolder() = default;
   virtual bool holds(const void* block, std::size_t bytes) const noexcept = 0;
-  /// Called before blocks get other pages: until go_on() the group begins no call, and publishes no buffer's
-  /// place to a peer. Returns false if the group is in the middle of a step. Called under the arena's lock:
-  /// must not wait.
+  /// Called before blocks get other pages: from then until go_on() the group must begin no call, and must not
+  /// publish the place of a buffer to a peer. Returns false if the group is in the middle of a step. Called
+  /// under the arena's lock, so it must not wait.
   virtual bool stand_still() noexcept { return true; }
   virtual void go_on() noexcept {}
   /// Called while the group stands still: returns whether a call in flight that has not failed uses the
@@ -43,26 +43,26 @@ class Arena {
  public:
   static constexpr std::uint32_t kMaxSegments = 256;
 
-  /// Reserves nothing yet; the first allocate() or ensure_segment() makes the first segment.
+  /// The constructor reserves no memory; the first allocate() or ensure_segment() makes the first segment.
   Arena(Logger& log, std::size_t segment_bytes);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// When a block's pages are taken: all at once, or each when it is first touched.
+  /// When a block's pages are populated: all at once, or each page at its first use.
   enum class Pages : std::uint8_t { now, at_first_use };
-  /// Returns a block of complete pages, at least 64-byte aligned, uninitialised; recycled by size. Returns
-  /// null if shared memory cannot be had (logged once at level info).
+  /// Returns an uninitialised block of complete pages, at least 64-byte aligned, from the cache if possible.
+  /// Returns null if there is no shared memory (logged once at level info).
   void* allocate(std::size_t bytes, Pages pages = Pages::now);
-  /// Returns the block to the cache, or to quarantine while a BlockHolder holds it (checked again at later
-  /// allocations).
+  /// Returns the block to the cache, or puts it into quarantine as long as a BlockHolder holds it (later
+  /// allocations check this again).
   void release(void* block) noexcept;
-  /// Like release(), for memory that no call names, such as a transport's own: no holder is asked. A holder
-  /// cannot answer while its own thread is in the middle of a step.
+  /// Like release(), for memory that no call uses as a buffer, such as memory of a transport: it asks no
+  /// holder. (A holder could not answer if this thread is in the middle of the holder's step.)
   void release_unnamed(void* block) noexcept;
 
-  /// Makes the first segment if there is none, so that peers can map it early. Returns false if it cannot be
-  /// had.
+  /// Makes the first segment if there is none, so that peers can map it early. Returns false if there is no
+  /// shared memory.
   bool ensure_segment() noexcept;
   /// The number of segments made so far; it never decreases. Lock-free.
   std::uint32_t segment_count() const noexcept { return segment_count_.load(std::memory_order_acquire); }
@@ -72,10 +72,10 @@ class Arena {
   int segment_descriptor(std::uint32_t segment) const noexcept;
 
   /// The place of [data, data + bytes), or nothing if the range is not (completely, contiguously) shared
-  /// memory of this arena. Lock-free, a few nanoseconds: called for each buffer of each call that is not
-  /// inline.
+  /// memory of this arena. Lock-free and fast (a few nanoseconds), because it is called for each buffer of
+  /// each call that is not inline.
   std::optional<SegmentPlace> find(const void* data, std::size_t bytes) const noexcept;
-  /// While the version is unchanged, find() returns the same results.
+  /// As long as the version does not change, find() returns the same results.
   struct Version {
     const void* moved = nullptr;
     std::uint32_t segments = 0;
@@ -84,11 +84,11 @@ class Arena {
   Version version() const noexcept;
 
   /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same
-  /// contents. The old pages are never used again, so a peer that still writes to them does no harm. find()
-  /// then returns the new place. Returns false, and changes nothing, if the range is not shared memory, a
-  /// holder uses a block, its pages are pinned, or the system refuses. Waits up to 100 ms for holders that
-  /// are in the middle of a step. The caller must ensure that no other thread of this process writes to these
-  /// blocks meanwhile; holders may.
+  /// contents. The old pages are never used again, so a peer that still writes to them does no harm.
+  /// Afterwards find() returns the new place. Returns false, and changes nothing, if the range is not shared
+  /// memory, a holder uses a block, its pages are pinned, or the system refuses. Waits up to 100 ms for
+  /// holders that are in the middle of a step. The caller must ensure that no other thread of this process
+  /// writes to these blocks meanwhile; holders may.
   bool evacuate(void* data, std::size_t bytes) noexcept;
 
   /// Declares that a driver holds the pages of the blocks that the range touches: until unpin() they are

@@ -5,10 +5,10 @@
 
 /// WEFT_CPU_CLONES(void, add_to, (float* y, float value, std::int64_t n), (y, value, n)) { ... } defines a
 /// function whose loops are to be vectorised. The function is compiled for AVX-512, AVX2 and the baseline,
-/// and each call goes to the best version that cpu_isa() allows. `parameters` may end in noexcept. Helpers
-/// that the function calls must be WEFT_INLINE, or they would be baseline code. With sanitizers, and with
-/// clang, only the baseline is compiled. WEFT_CLONE_OF(add_to) is a pointer to that best version, for a
-/// caller that stores it: calls through it select nothing.
+/// and each call runs the best version that cpu_isa() allows. `parameters` may end in noexcept. Helpers that
+/// the function calls must be WEFT_INLINE; otherwise they would be baseline code. With sanitizers, and with
+/// clang, only the baseline version is compiled. WEFT_CLONE_OF(add_to) is a pointer to the best version, for
+/// a caller that stores it; calls through this pointer need no selection.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 
@@ -16,7 +16,7 @@
 
 namespace weft {
 
-/// cpu_isa(), at the price of a load.
+/// Returns cpu_isa(), at the cost of one load.
 inline CpuIsa isa_of_clones() noexcept {
   static const CpuIsa isa = cpu_isa();
   return isa;

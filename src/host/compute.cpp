@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-constexpr int kMaxThreads = 4096;  // more than any host has cores: a number that was not meant
+constexpr int kMaxThreads = 4096;  // more cores than any host has: a larger number is a mistake
 
 }  // namespace
 
@@ -30,12 +30,12 @@ Compute::~Compute() {
   const auto finish = [&] {
     try {
       wait();
-    } catch (const std::exception& e) {  // no caller is left to throw to
+    } catch (const std::exception& e) {  // a destructor must not throw
       context_->log().write(LogLayer::host, LogLevel::warning, fmt::format("compute: {}", e.what()));
     }
   };
   finish();                                               // kernels on the stream use attached objects
-  while (!attachments_.empty()) attachments_.pop_back();  // gives its memory back on the stream
+  while (!attachments_.empty()) attachments_.pop_back();  // each object frees its memory on the stream
   finish();
   runtime_->destroy_stream(stream_);
 }

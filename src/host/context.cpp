@@ -26,7 +26,7 @@
 namespace weft {
 namespace {
 
-// The program's choice; the environment's choice takes precedence.
+// The levels that the program has set, changed by WEFT_LOG, which takes precedence.
 LogLevels log_levels(const ContextOptions& options) {
   LogLevels levels(options.log_level);
   if (!options.log_levels.empty()) levels = levels.changed_by(options.log_levels, "context: log_levels");
@@ -34,10 +34,11 @@ LogLevels log_levels(const ContextOptions& options) {
   return text ? levels.changed_by(*text, "WEFT_LOG") : levels;
 }
 
-constexpr std::size_t kMostSegmentBytes = std::size_t{1} << 62;  // rounded up to pages it still is a number
+// small enough that rounding up to pages does not overflow
+constexpr std::size_t kMostSegmentBytes = std::size_t{1} << 62;
 
 ContextOptions checked(ContextOptions options) {
-  (void)cpu_isa();  // kernels that cannot throw ask for it later
+  (void)cpu_isa();  // called here, because kernels that call it later cannot throw
   if (options.segment_bytes == 0)
     throw Error(ErrorCode::bad_argument, "context: segment_bytes is 0; expected at least 1");
   if (options.segment_bytes > kMostSegmentBytes)
@@ -107,7 +108,8 @@ struct Context::Impl {
     expect_no_dependents();
   }
 
-  // These objects refer to this Context: going on would cause a crash or worse, later and in another place.
+  // If such objects exist, they refer to this Context: to go on would cause a crash, or worse, later and
+  // elsewhere.
   void expect_no_dependents() const {
     const std::string text = dependents.text();
     if (text.empty()) return;
@@ -136,7 +138,7 @@ struct Context::Impl {
   std::mutex devices_mutex;
   std::vector<std::unique_ptr<DeviceRuntime>> devices;  // in addition to the CPU
 
-  std::recursive_mutex attachments_mutex;  // recursive: making one may ask for another
+  std::recursive_mutex attachments_mutex;  // recursive, because making an attachment may request another one
   int attachments_being_made = 0;
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments;
 };
@@ -224,7 +226,7 @@ void* Context::attachment(std::type_index type, std::shared_ptr<void> (*make)(Co
     made = object.get();
     unlocked = impl_->attachments_being_made == 0;
   }
-  if (unlocked) impl_->log.flush();  // the lines that the logger holds
+  if (unlocked) impl_->log.flush();  // hands over the waiting lines
   return made;
 }
 

@@ -1,4 +1,4 @@
-// The CPU as a device: the calling thread does everything at once.
+// The CPU as a device: the calling thread does all work at once.
 #pragma once
 
 #include "host/local_memory.hpp"

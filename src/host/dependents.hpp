@@ -16,9 +16,9 @@ class Context;
 class Dependents {
  public:
   Dependents() = default;
-  explicit Dependents(Context&) {}  // as an attachment: each Context brings one itself
+  explicit Dependents(Context&) {}  // made as an attachment of the Context
 
-  /// An object in the list, named by `what`, as in `group "world"`, as long as the entry exists.
+  /// As long as an Entry exists, the list has an object that `what` describes: `group "world"`.
   class Entry {
    public:
     Entry(Context& context, std::string what);
@@ -34,7 +34,7 @@ class Dependents {
 
   /// The number of memory blocks that storages own; blocks have no names, so they are only counted.
   std::atomic<std::int64_t> blocks{0};
-  /// PinnedPages that pin something.
+  /// The number of PinnedPages that pin memory.
   std::atomic<std::int64_t> pins{0};
 
   /// The objects that still exist, as in `group "world", 2 blocks of memory`; empty if there are none.

@@ -30,7 +30,8 @@ std::size_t asked_bytes(std::size_t bytes) {
 // interchangeable.
 std::size_t size_class(std::size_t bytes) { return round_up(bytes, std::bit_floor(bytes) / 8); }
 
-// Pages that begin at a multiple of a huge page. Maps one huge page more than needed, and unmaps the surplus.
+// Returns pages that begin at a multiple of the size of a huge page: maps one huge page more than needed, and
+// unmaps the surplus.
 void* map_pages(std::size_t bytes) noexcept {
   if (bytes > SIZE_MAX - kHugePage) return nullptr;
   void* got = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -93,7 +94,7 @@ void LocalMemory::to_allocator(void* block, std::size_t rounded) noexcept {
   try {
     allocator_.deallocate(allocator_.data, block, rounded, kAlignment);
   } catch (...) {
-    try {  // locks may be held here
+    try {  // the caller may hold locks
       log_->write_later(LogLayer::host, LogLevel::warning,
                         fmt::format("local memory: the host's allocator, given {} bytes back, threw: {}",
                                     rounded, caught_words()));
@@ -119,7 +120,7 @@ void* LocalMemory::own(std::size_t bytes) noexcept {
   }
   void* block = new_block(rounded);
   const std::lock_guard lock(mutex_);
-  if (block == nullptr) {  // cached blocks of other sizes may take the memory that is missing
+  if (block == nullptr) {  // cached blocks of other sizes may occupy the memory that is missing
     while (!cached_.empty()) drop(cached_.begin());
     block = new_block(rounded);
     if (block == nullptr) return nullptr;

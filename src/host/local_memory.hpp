@@ -21,21 +21,22 @@ class Logger;
 class LocalMemory {
  public:
   static constexpr std::size_t kAlignment = 64;
-  /// Larger blocks are cached.
+  /// Blocks of more than this many bytes are cached.
   static constexpr std::size_t kSmallBytes = std::size_t{4} << 10;
   /// Blocks of at least this many bytes, rounded up, are mapped.
   static constexpr std::size_t kMappedBytes = std::size_t{1} << 20;
 
   LocalMemory() = default;
-  /// Takes memory from `allocator`, if that has functions. `log`, which must outlive this object, receives
-  /// the exceptions of its deallocate().
+  /// Takes memory from `allocator` if its functions are set. `log`, which must outlive this object, receives
+  /// exceptions of the allocator's deallocate().
   LocalMemory(const Allocator& allocator, Logger& log) : allocator_(allocator), log_(&log) {}
   ~LocalMemory();
   LocalMemory(const LocalMemory&) = delete;
   LocalMemory& operator=(const LocalMemory&) = delete;
 
-  /// Returns uninitialised, 64-byte aligned memory. Throws system that names `who` and the size: `storage:
-  /// 100 bytes of local memory cannot be had: Cannot allocate memory`, or the Allocator's exception.
+  /// Returns uninitialised, 64-byte aligned memory. Throws system, with `who` and the size, if there is no
+  /// memory: `storage: 100 bytes of local memory cannot be had: Cannot allocate memory`, or the Allocator's
+  /// exception.
   void* allocate(std::string_view who, std::size_t bytes) {
     if (allocator_.allocate != nullptr) [[unlikely]]
       return from_allocator(who, bytes);
@@ -44,11 +45,11 @@ class LocalMemory {
       refused(who, bytes);
     return block;
   }
-  /// `bytes`: the value that was passed to allocate().
+  /// Frees a block. `bytes`: the value that was passed to allocate().
   void release(void* block, std::size_t bytes) noexcept;
 
-  /// Sums over blocks of more than kSmallBytes, with sizes rounded up; they count weft's own memory, not the
-  /// Allocator's.
+  /// Sums over blocks of more than kSmallBytes, with sizes rounded up. They count weft's own memory, but not
+  /// memory of the Allocator.
   struct Counters {
     std::size_t in_use_bytes, cached_bytes;
   };

@@ -50,7 +50,7 @@ class ThisProcess final : public PeerProcess {
   ProcessBlock* const block_;
 };
 
-constexpr int kRefusedLooks = 10;  // half a second: they do not come back by themselves
+constexpr int kRefusedLooks = 10;  // half a second: by then, descriptors have not become free by themselves
 
 }  // namespace
 
@@ -88,9 +88,9 @@ struct HostPeers::Impl {
 
   Logger& log;
   Arena& arena;
-  int refusal = 0;  // errno, if there is no memfd
+  int refusal = 0;  // the errno, if the system refused the memfd
   std::string no_shared_memory;
-  Descriptor block_memfd;  // empty if the system has none; then the doorbells work within this process only
+  Descriptor block_memfd;  // empty if the system refused it; then the doorbells work only within this process
   SharedMapping block_mapping;
   const ProcessAddress address;
   PeerProcessRef self;
@@ -103,9 +103,9 @@ struct HostPeers::Impl {
   std::mutex doorbells_mutex;
   std::map<int, int> doorbell_numbers;  // by process_rank
   std::mutex shown_mutex;
-  std::atomic<std::uint32_t> shown{0};  // segments on the block
+  std::atomic<std::uint32_t> shown{0};  // the number of segments that the block lists
 
-  std::optional<SocketServer> server;  // last: its thread uses the members above
+  std::optional<SocketServer> server;  // the last member, because its thread uses the members above
 };
 
 HostPeers::HostPeers(Logger& log, Arena& arena) : impl_(std::make_unique<Impl>(log, arena)) {}
@@ -188,7 +188,8 @@ PeerProcessRef HostPeers::meet(const ProcessAddress& address, Deadline deadline)
   const std::lock_guard lock(impl_->remotes_mutex);
   if (PeerProcessRef peer_process = known()) return peer_process;
   impl_->remotes[address.socket] = made;
-  if (impl_->remotes.size() >= impl_->sweep_at) {  // now and then, so that meeting many takes little time
+  // only now and then, so that meeting many processes does not take long
+  if (impl_->remotes.size() >= impl_->sweep_at) {
     for (auto i = impl_->remotes.begin(); i != impl_->remotes.end();)
       i = i->second.expired() ? impl_->remotes.erase(i) : std::next(i);
     impl_->sweep_at = 64 + 2 * impl_->remotes.size();
@@ -222,7 +223,7 @@ RegionRef HostPeers::offer(const std::string& name, std::size_t bytes) {
   region->refusal = refusal;
   region->name = name;
   OfferTable& offers = *impl_->offers;
-  std::shared_ptr<HeldRegion> other;  // outlives the lock, which its destructor would take
+  std::shared_ptr<HeldRegion> other;  // declared before the lock, because its destructor would take the lock
   const std::lock_guard lock(offers.mutex);
   other = offers.find(name);
   if (other)

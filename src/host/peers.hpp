@@ -1,12 +1,12 @@
-// The other processes of this host: how this process reaches their memory, and whether they live.
+// The other processes of this host: how this process reaches their memory, and whether they are alive.
 //
-// Each Context has a process block: shared memory with its doorbells, a word that says whether the Context
-// lives, and the numbers of its segments' descriptors. Processes of the same user open each other's blocks
-// and segments through /proc without asking. So a stopped peer delays nobody, and n ranks need no n²
-// conversations. If /proc refuses (a process that is not dumpable), the process is asked over an abstract
-// Unix socket, on which a small thread of each Context listens. Regions are always requested over the socket.
-// Both processes must run as the same user (SO_PEERCRED). A connection lasts as long as one conversation; per
-// peer process only a pidfd is kept. No name is left in the file system. Thread-safe.
+// Each Context has a process block: shared memory with its doorbells, a word that says whether the Context is
+// alive, and the numbers of its segments' descriptors. Processes of the same user open each other's blocks
+// and segments through /proc, without a request to the other process. So a stopped peer delays nobody, and n
+// ranks need no n² conversations. If /proc refuses (a process that is not dumpable), the process is asked
+// over an abstract Unix socket, on which a small thread of each Context listens. Regions are always requested
+// over the socket. Both processes must run as the same user (SO_PEERCRED). A connection lasts as long as one
+// conversation; per peer process only a pidfd is kept. No name is left in the file system. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -34,25 +34,26 @@ class HostPeers {
   ~HostPeers();
 
   const ProcessAddress& self() const noexcept;
-  /// Why other processes cannot map memory of this one: "memfd_create: Operation not permitted". Returns ""
-  /// if they can.
+  /// Returns the reason why other processes cannot map memory of this process, such as "memfd_create:
+  /// Operation not permitted". Returns "" if they can.
   const std::string& no_shared_memory() const noexcept;
   /// Verifies the process's identity, opens its pidfd, and maps its block. Equal addresses give the same
-  /// PeerProcess while anyone holds it. Throws peer_lost (the process is gone), timeout, or unsupported
-  /// (another host or another user; the text says which).
+  /// PeerProcess as long as it exists. Throws peer_lost if the process is gone, timeout, and unsupported if
+  /// it is on another host or belongs to another user; the text says which.
   PeerProcessRef meet(const ProcessAddress& address, Deadline deadline);
 
   /// Makes a region of zeros and offers it under `name` to this process's threads and to its peer processes,
   /// as long as the returned owner exists. Throws bad_argument if the name is already offered.
   RegionRef offer(const std::string& name, std::size_t bytes);
-  /// Returns 1, 2, …, without repetition up to 2^30: for names that several groups with one name share, in
-  /// stores that know nothing of each other. Thread-safe.
+  /// Returns 1, 2, …, without repetition up to 2^30. It makes region names unique if several groups have the
+  /// same name in unrelated stores. Thread-safe.
   int next_region_number() noexcept;
-  /// The region that `owner` offers under that name; waits for the offer until the deadline. Within one
-  /// process all callers get the same mapping. Throws timeout, peer_lost, system.
+  /// Opens the region that `owner` offers under that name; waits for the offer until the deadline. Within one
+  /// process all callers get the same mapping. Throws timeout, peer_lost or system.
   RegionRef open(PeerProcess& owner, const std::string& name, Deadline deadline);
-  /// Throws system, with the limit, if another process has waited for half a second (`last`: has waited at
-  /// all) to connect to this process, because this process has no more descriptors or memory. Does not wait.
+  /// Throws system, with the limit, if another process has tried for half a second (with `last`: has tried at
+  /// all) to connect to this process, and this process had no descriptor or memory for the connection. Does
+  /// not wait.
   void check_admits(bool last) const;
 
   /// The number of the doorbell of that process rank, assigned at first use. Peers pass this number to
@@ -60,10 +61,10 @@ class HostPeers {
   int doorbell_number(int process_rank);
   /// The doorbell of that process rank; none if the rank is negative.
   Doorbell own_doorbell(int process_rank);
-  /// Writes segments that the arena has made meanwhile into the block, so that peer processes need not ask
-  /// for them. It is cheap if there are none.
+  /// Writes the segments that the arena has made since the last call into the block, so that peer processes
+  /// need not request them. Cheap if there are no new segments.
   void show_segments() noexcept;
-  /// A digest of the block's layout. Processes that meet must have equal digests.
+  /// A digest of the block's layout; processes that use each other's blocks must have equal digests.
   static std::uint64_t process_block_layout() noexcept;
 
  private:

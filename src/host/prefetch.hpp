@@ -7,7 +7,7 @@
 namespace weft {
 
 // Prefetches cache lines that this rank writes next and that peers still have in their caches, so that the
-// write does not wait. (g++ makes a plain prefetch of __builtin_prefetch(…, 1) for baseline x86-64.)
+// write does not wait. (For baseline x86-64, g++ compiles __builtin_prefetch(…, 1) to a plain prefetch.)
 inline void prefetch_to_write(const void* from, std::int64_t bytes) noexcept {
   const auto* const first = static_cast<const std::byte*>(from);
   for (std::int64_t i = 0; i < bytes; i += 64) {

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-constexpr unsigned kAnswerEvery = 16;  // drives of a rank that waits
+constexpr unsigned kAnswerEvery = 16;  // a waiting rank answers roll-calls at one of so many drives
 
 }  // namespace
 
@@ -35,9 +35,9 @@ void ProgressEngine::remove(Driven* d) noexcept {
   driven_.erase(std::remove(driven_.begin(), driven_.end(), d), driven_.end());
 }
 
-// Returns whether this thread has the list. False means that another thread has had the list for very long:
-// in a step of that thread, the kernel must be waiting for a peer's page. Until that thread comes back,
-// nobody waits for it again.
+// Returns whether this thread has got the list. If not, another thread has had the list for very long: the
+// kernel must be waiting for a peer's page in a step of that thread. Until that thread goes on, no other
+// thread waits for the list again.
 bool ProgressEngine::take_list(std::unique_lock<std::mutex>& lock) noexcept {
   constexpr auto kPatience = std::chrono::milliseconds(100);
   if (lock.try_lock()) [[likely]] {
@@ -96,7 +96,8 @@ bool ProgressEngine::announce_sleep(bool asleep, bool& announced) noexcept {
   for (Driven* d : driven_) {
     silent |= !d->rings();
     if (first_or_last) d->announce_sleep(asleep);
-    if (asleep) d->answer();  // a rank that asks now sees that this rank sleeps, and rings
+    // answers before it sleeps; a rank that asks later sees that this rank sleeps, and rings
+    if (asleep) d->answer();
   }
   return silent;
 }
@@ -153,7 +154,7 @@ bool ProgressEngine::drive_helped() noexcept {
     const std::lock_guard lock(mutex_);
     for (Driven* d : driven_)
       if (d->helped()) moved |= d->drive();
-    // Answers for this rank's other waiting threads, because they find the list locked.
+    // This thread answers for this rank's other waiting threads, which find the list locked.
     if (++drives_ % kAnswerEvery == 0)
       for (Driven* d : driven_) d->answer();
   }

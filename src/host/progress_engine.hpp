@@ -17,7 +17,8 @@ namespace weft {
 
 class Context;
 
-inline constexpr auto kSleep = std::chrono::milliseconds(50);  ///< a sleeper looks for dead peers this often
+/// a sleeping thread looks for dead peers this often
+inline constexpr auto kSleep = std::chrono::milliseconds(50);
 
 /// An object with calls in flight: a process group.
 class Driven {
@@ -27,13 +28,14 @@ class Driven {
   virtual bool drive() noexcept = 0;
   /// Notifies peers that this rank is about to sleep on its doorbell (true) or is awake again (false).
   virtual void announce_sleep(bool asleep) noexcept = 0;
-  /// Returns false if nobody rings when something has happened: then sleepers nap and look again.
+  /// Returns false if peers do not ring when they have made a step; then sleeping threads nap, and poll
+  /// again.
   virtual bool rings() const noexcept { return true; }
-  /// Returns whether the rank's helper thread drives it, too.
+  /// Returns whether the rank's helper thread drives this object, too.
   virtual bool helped() const noexcept { return false; }
-  /// Answers roll-calls of peers: this rank waits, in a call of any group.
+  /// Answers roll-calls of peers. Called if this rank waits, in a call of any group.
   virtual void answer() noexcept {}
-  /// Drives the group once more, before a thread sleeps. Returns false if the thread must stay awake: because
+  /// Drives the group once more, before a thread sleeps. Returns false if the thread must not sleep: because
   /// something moved, or because another thread is driving the group and may already be past the step for
   /// which this thread waits.
   virtual bool settled() noexcept { return !drive(); }
@@ -46,10 +48,10 @@ class Driven {
 /// unlocked.
 ///
 /// One of these threads may be the helper thread, which drives the groups that request it (Driven::helped)
-/// while the program computes. The helper rests, unannounced, if these groups have nothing in flight, or if a
-/// thread of the program waits, which drives everything itself. If calls are in flight and nothing moves, the
-/// helper sleeps like a waiting thread: announced, so that peers ring. In both cases it sleeps on the rank's
-/// doorbell, which a submitted call then rings, too.
+/// while the program computes. The helper rests if these groups have nothing in flight, or if a thread of the
+/// program waits, because that thread drives everything itself. If calls are in flight and nothing moves, the
+/// helper sleeps like a waiting thread: it announces its sleep, so that peers ring. (It does not announce a
+/// rest.) In both cases it sleeps on the rank's doorbell, which a submitted call then rings, too.
 class ProgressEngine {
  public:
   ProgressEngine(Doorbell doorbell, Logger& log) : doorbell_(doorbell), log_(log) {}
@@ -57,31 +59,31 @@ class ProgressEngine {
   ProgressEngine(const ProgressEngine&) = delete;
   ProgressEngine& operator=(const ProgressEngine&) = delete;
   void add(Driven* d);
-  /// After this function returns nobody drives `d` through this list.
+  /// After this function has returned, no thread drives `d` through this list.
   void remove(Driven* d) noexcept;
-  /// Calls drive() on each group, except one that has just been driven. Returns true if something moved. Now
-  /// and then it also calls answer() on each group, because a waiting rank may never sleep: it polls, or
-  /// other groups move.
+  /// Calls drive() on each group, except for a group that was just driven. Returns true if something moved.
+  /// Now and then it also calls answer() on each group, because a waiting rank may never sleep: it may only
+  /// poll, or other groups may move.
   bool drive_all(const Driven* but = nullptr) noexcept;
-  /// Calls answer() on each group, for a thread of this rank that waits outside of any group. Does not wait:
+  /// Calls answer() on each group. For a thread of this rank that waits outside of any group. Does not wait:
   /// if another thread drives the list, that thread answers.
   void answer() noexcept;
   /// Counts the threads of this rank that sleep. Calls announce_sleep(true) on each group when the first
   /// thread goes to sleep, and announce_sleep(false) when the last one is awake. Returns true if one of the
-  /// groups does not ring. `announced`: becomes false if a thread that is stuck in a step prevents the
-  /// announcement; then the caller naps.
+  /// groups does not ring. `announced` becomes false if a thread that is stuck in a step prevents the
+  /// announcement; then the caller must nap.
   bool announce_sleep(bool asleep, bool& announced) noexcept;
   /// Sleeps on the rank's doorbell until a peer rings or `limit` has passed. After the announcement it drives
   /// everything once more and calls `finished`: if either reports a change, it does not sleep. No wake-up is
   /// lost: a peer publishes its step first and looks for sleepers afterwards. So either the last drive sees
   /// the step, or the peer sees the announcement and rings, which changes the word that was read before. If
-  /// nobody rings, the thread naps instead; naps get longer the longer it has `waited`.
+  /// peers do not ring, the thread naps instead; the longer it has `waited`, the longer are the naps.
   template <class Finished>
   void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
     sleep_unless(
         [&] {
           const bool moved = drive_all();
-          watch_all();  // after it: calls that a peer completed before it died count
+          watch_all();  // after the polls, because calls that a peer completed before it died count
           return moved || finished();
         },
         limit, waited);
@@ -90,29 +92,28 @@ class ProgressEngine {
   /// How long threads of this rank spin before they yield.
   SpinLimit& spin_limit() noexcept { return spin_limit_; }
 
-  /// Code of the program that a step has made due: a thread that makes progress runs it once that thread
-  /// holds no lock.
+  /// Code of the program that a step has made due. A thread that makes progress runs it as soon as that
+  /// thread holds no lock.
   struct Later {
     virtual ~Later() = default;
     virtual void run() noexcept = 0;
-    std::shared_ptr<Later> next{};  // the list's
+    std::shared_ptr<Later> next{};  // the next entry of the list
   };
-  /// Appends the code to the list. Does not run the code.
+  /// Appends code to the list; does not run it.
   void run_later(std::shared_ptr<Later> what) noexcept;
-  /// Runs the code in the list, in order. It is cheap if the list is empty. Must not be called while a lock
-  /// is held.
+  /// Runs the code in the list, in order. Cheap if the list is empty. The caller must not hold a lock.
   void run_due() noexcept {
     if (due_.load(std::memory_order_relaxed)) [[unlikely]]
       run_due_now();
   }
-  /// How many callbacks run now, so that a thread needs to check whether it is in a callback only if there is
-  /// one.
+  /// The number of callbacks that run now. A thread must check whether it is inside a callback only if this
+  /// number is not 0.
   int callbacks_running() const noexcept { return callbacks_running_.load(std::memory_order_relaxed); }
   void callback_runs(int change) noexcept { callbacks_running_.fetch_add(change, std::memory_order_relaxed); }
 
-  /// Counts a group that requests the helper thread: the first such group starts the thread, the last one
-  /// ends it. `spin`: whether the thread may spin; it does not spin if any group forbids it. Throws system if
-  /// there can be no thread.
+  /// Counts a group that requests the helper thread: the first such group starts the thread, and the last
+  /// such group ends it. `spin`: whether the group allows the thread to spin; it does not spin if any group
+  /// forbids that. Throws system if the thread cannot be created.
   void add_helped(bool spin);
   void remove_helped(bool spin) noexcept;
   /// Changes the number of calls in flight in groups with a helper.
@@ -120,7 +121,7 @@ class ProgressEngine {
     pending_.fetch_add(change, std::memory_order_seq_cst);
     if (change > 0 && resting_.load(std::memory_order_seq_cst)) doorbell_.ring();
   }
-  /// A thread of the program that drives everything until its own wait ends: meanwhile the helper rests.
+  /// Exists while a thread of the program waits and drives everything; meanwhile the helper rests.
   class Waiter {
    public:
     explicit Waiter(ProgressEngine& list) noexcept
@@ -138,7 +139,7 @@ class ProgressEngine {
 
    private:
     ProgressEngine& list_;
-    const bool counted_;  // this waiter is in the count, which only a helper thread reads
+    const bool counted_;  // whether this waiter is in the count, which only a helper thread reads
   };
 
  private:
@@ -161,24 +162,25 @@ class ProgressEngine {
   bool drive_helped() noexcept;
   bool settled_helped() noexcept;
 
-  // A nap adds at most a fiftieth to a wait, counted from the time at which the waiting thread gave up
-  // spinning. The shortest nap costs a few percent of a core, the longest a fraction of one percent.
+  // A nap makes a wait longer by at most a fiftieth; the wait counts from the time at which the thread
+  // stopped spinning. The shortest naps use a few percent of a core, the longest naps use a fraction of one
+  // percent.
   static Duration nap(Duration waited) noexcept {
     return std::clamp<Duration>(waited / 50, std::chrono::microseconds(200), std::chrono::milliseconds(4));
   }
   std::mutex mutex_;
   std::vector<Driven*> driven_;
   int sleepers_ = 0;  // threads of this rank that sleep
-  // some of the counted threads that do not sleep any more, but could not report it
+  // the number of counted threads that do not sleep any more, but could not report that
   std::atomic<int> awake_{0};
-  std::atomic<bool> stuck_{false};  // a thread has the list for too long
+  std::atomic<bool> stuck_{false};  // a thread has had the list for too long
   unsigned drives_ = 0;
   Doorbell doorbell_;
   Logger& log_;
   SpinLimit spin_limit_;
 
   [[gnu::cold]] void run_due_now() noexcept;
-  std::atomic<bool> due_{false};  // the list is not empty
+  std::atomic<bool> due_{false};  // the list of Later is not empty
   std::mutex due_mutex_;
   std::shared_ptr<Later> first_due_;
   Later* last_due_ = nullptr;
@@ -186,16 +188,17 @@ class ProgressEngine {
 
   std::mutex helper_mutex_;
   std::atomic<int> helped_{0};  // groups that are helped
-  int quiet_ = 0;               // the number of them that forbid spinning
+  int quiet_ = 0;               // the number of these groups that forbid spinning
   std::thread helper_;
   std::atomic<bool> spin_{true}, ending_{false};
-  std::atomic<bool> resting_{false};  // the helper sleeps or is about to: threads with news for it ring
-  std::atomic<int> pending_{0};       // calls in flight in groups that are helped
+  // the helper sleeps or is about to sleep: threads with new work for it must ring
+  std::atomic<bool> resting_{false};
+  std::atomic<int> pending_{0};  // calls in flight in groups with the helper
   std::atomic<int> waiters_{0};
 };
 
-/// The calls in flight of a rank of this process. Throws bad_argument if `process_rank` is negative,
-/// unsupported if 1024 others are in use here.
+/// The progress engine of a rank of this process. Throws bad_argument if `process_rank` is negative, and
+/// unsupported if 1024 other process ranks already have one.
 ProgressEngine& progress_of(Context& context, int process_rank);
 
 }  // namespace weft

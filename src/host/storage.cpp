@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// Counts a block that a Storage owns, as long as it owns it.
+// The counter of the blocks that Storages own.
 std::atomic<std::int64_t>& counted_block(Context& context) {
   std::atomic<std::int64_t>& blocks = context.attached<Dependents>().blocks;
   blocks.fetch_add(1, std::memory_order_relaxed);
@@ -54,7 +54,7 @@ Storage Storage::on_device(Context& context, Memory memory, std::size_t bytes, S
   s.bytes_ = bytes;
   s.memory_ = memory;
   s.stream_ = where;
-  void* const block = runtime.allocate(bytes, where);  // it may throw: counted afterwards
+  void* const block = runtime.allocate(bytes, where);  // counted afterwards, because this may throw
   s.data_ = std::shared_ptr<void>(
       block, [&context, &runtime, &blocks = counted_block(context), bytes, where](void* b) {
         if (context.forked()) return;
@@ -77,7 +77,7 @@ Storage Storage::ordered_on(Context& context, Stream where) const {
     if (context.forked()) return;
     try {
       runtime.depend(owner.stream_, where);
-    } catch (const std::exception& e) {  // the device is lost: nothing on it is worth waiting for
+    } catch (const std::exception& e) {  // the device is lost, so there is nothing to wait for
       context.log().write(LogLayer::host, LogLevel::warning, fmt::format("storage: {}", e.what()));
     }
   });

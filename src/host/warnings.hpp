@@ -1,5 +1,5 @@
-// Warnings that unauthenticated clients can cause as often as they like: in ten seconds the first twenty are
-// written and the others counted. Not thread-safe: owned by the thread that serves the clients.
+// Warnings that unauthenticated clients can cause as often as they like: in ten seconds it writes the first
+// twenty and counts the others. Not thread-safe; used by the thread that serves the clients.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class Warnings {
   Warnings& operator=(const Warnings&) = delete;
 
   void write(const std::string& line);
-  /// To be called at next() at the latest: writes how many warnings were omitted.
+  /// The caller must call it at next() at the latest. Writes how many warnings were omitted.
   void look(Clock::time_point now);
   Clock::time_point next() const { return left_out_ == 0 ? Clock::time_point::max() : since_ + kWindow; }
 

@@ -58,14 +58,14 @@ ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, Kind kind) noexcept {
 }
 
 // Results larger than the shared cache are reduced block by block into a buffer in the first-level cache, and
-// written from there past the caches. The first block ends at a place at which the first output is aligned to
-// a cache line; so do the following ones. Blocks are short, so that the CPU reads the next block while it
-// still writes this one; prefetching instead is three times slower.
+// written from there past the caches. Each block ends at a place at which the first output is aligned to a
+// cache line. Blocks are short, so that the CPU reads the next block while it still writes this block;
+// prefetching instead would be three times slower.
 constexpr int kStreamBlock = 1024;   // bytes
-constexpr int kStreamInputs = 64;    // more are reduced in the ordinary way
+constexpr int kStreamInputs = 64;    // more inputs are reduced without streaming
 constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing
 
-// An output that is also an input is in the cache when it is written: writing past the cache would then take
+// If an output is also an input, it is in the cache when it is written, and writing past the cache would take
 // twice the time.
 [[gnu::noinline]] bool worth_streaming(std::span<const std::byte* const> in, std::span<std::byte* const> out,
                                        std::int64_t bytes) noexcept {
@@ -83,7 +83,7 @@ constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing
   const std::int64_t bytes = count * element_bytes;
   std::int64_t here =
       kStreamBlock - static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out[0]) & 63u);
-  here -= here % element_bytes;  // complex numbers need not start at multiples of their size
+  here -= here % element_bytes;  // complex numbers need not begin at multiples of their size
   for (std::int64_t first = 0; first < bytes; first += here, here = kStreamBlock) {
     here = std::min(here, bytes - first);
     for (std::size_t k = 0; k < in.size(); ++k) in_here[k] = in[k] + first;

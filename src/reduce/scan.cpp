@@ -50,7 +50,7 @@ void set_real(Element& e, Kind kind, Bits one, Bits infinity) noexcept {
   if (kind == Kind::max) e.set(static_cast<Bits>(infinity | Bits{1} << (sizeof(Bits) * 8 - 1)));
 }
 
-// Bool: 0 and 1, and bit operations on these.
+// For bool: 0 and 1, and bit operations on them.
 void set_truth(Element& e, Kind kind) noexcept {
   if (kind == Kind::min || kind == Kind::bit_and || kind == Kind::logical_and) e.set(std::uint8_t{1});
 }
@@ -91,7 +91,7 @@ void fill_identity(DType dtype, Kind kind, std::byte* to, std::int64_t count) no
   const auto size = static_cast<std::size_t>(size_bytes(dtype)),
              bytes = static_cast<std::size_t>(count) * size;
   std::memcpy(to, e.bytes.data(), size);
-  for (std::size_t done = size; done < bytes;) {  // doubled again and again
+  for (std::size_t done = size; done < bytes;) {  // doubles the filled part in each step
     const std::size_t step = std::min(done, bytes - done);
     std::memcpy(to + done, to, step);
     done += step;

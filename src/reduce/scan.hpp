@@ -27,7 +27,7 @@ void fill_identity(DType dtype, ReduceOp::Kind kind, std::byte* to, std::int64_t
 void scan(DType dtype, const ReduceOp& op, bool exclusive, std::span<const std::byte* const> in,
           std::span<std::byte* const> out, std::int64_t count) noexcept;
 
-/// Prefix `rank` alone.
+/// Computes only prefix `rank`.
 void scan_of(int rank, DType dtype, const ReduceOp& op, bool exclusive, std::span<const std::byte* const> in,
              std::byte* out, std::int64_t count) noexcept;
 

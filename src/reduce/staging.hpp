@@ -1,4 +1,4 @@
-// Returns which way of copying between processes is faster on this machine. The function has no state; any
+// Decides which way of copying between processes is faster on this machine. The function has no state; any
 // thread may call it.
 #pragma once
 

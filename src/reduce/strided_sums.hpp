@@ -23,7 +23,7 @@ void widen_to(const Loops& loops, DType dtype, const std::byte* in, std::byte* o
 /// out = in, rounded; `in` has sum_dtype(dtype), and `out` has `dtype`.
 void round_to(const Loops& loops, DType dtype, const std::byte* in, std::byte* out);
 
-/// Floating-point and integer dtypes.
+/// Returns whether add_to() can add this dtype: true for floating-point and integer dtypes.
 bool can_add(DType dtype) noexcept;
 /// The dtype in which sums of `dtype` are kept: f32 for bf16 and f16, otherwise `dtype` itself.
 DType sum_dtype(DType dtype) noexcept;

@@ -52,7 +52,8 @@ bool Claim::is_of_another_batch(const Claim& other) const {
 }
 
 void add_origin(Claim& claim, const std::string& batch) {
-  // A process whose parent has ended is a child of process 1, which says nothing about its origin.
+  // If a process's parent has ended, the process is a child of process 1, which says nothing about its
+  // origin.
   claim.parent = ::getppid() > 1 ? ::getppid() : 0;
   claim.parent_started = claim.parent != 0 ? start_time_of(claim.parent).value_or(0) : 0;
   if (!batch.empty()) claim.batch = batch;

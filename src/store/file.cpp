@@ -31,7 +31,7 @@
 namespace weft {
 namespace {
 
-constexpr std::size_t kPiece = std::size_t{4} << 20;               // of the file, read at once
+constexpr std::size_t kPiece = std::size_t{4} << 20;               // bytes of the file that are read at once
 constexpr Duration kLongestPause = std::chrono::milliseconds(10);  // between two looks at the file
 
 /// The pauses between two looks at the file: short at first, then longer.
@@ -77,7 +77,7 @@ class FileStore final : public Store {
   std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
     check(key);
     const std::lock_guard guard(mutex_);
-    if (!catch_up(false)) {  // perhaps in the middle of a write: look again under the lock
+    if (!catch_up(false)) {  // perhaps another process is writing: look again under the lock
       const Lock lock(*this, key_text(key), deadline);
       catch_up(true);
     }
@@ -120,12 +120,12 @@ class FileStore final : public Store {
 
  private:
   void check(std::string_view key) const {
-    maker_.check(path_);  // first: the child's mutex may be locked forever
+    maker_.check(path_);  // checked first, because in a forked child the mutex may be locked forever
     check_store_key(key);
   }
 
-  /// The file's lock, against other processes and other stores of this process. It polls, because flock() has
-  /// no deadline and the holder may be stopped.
+  /// The lock of the file, against other processes and other stores of this process. It polls, because
+  /// flock() has no deadline and the process that holds the lock may be stopped.
   class Lock {
    public:
     Lock(const FileStore& store, const std::string& what, Deadline limit) : fd_(store.fd_) {
@@ -158,16 +158,16 @@ class FileStore final : public Store {
     return static_cast<std::size_t>(status.st_size);
   }
 
-  /// Reads the records that were appended since the last time. `repair`, only under the lock: also begins a
-  /// new file, removes what a killed writer left, and throws if the file is damaged. Without `repair`,
-  /// returns false if something is wrong with the file, or if a write is in progress.
+  /// Reads the records that were appended since the last call. With `repair`, which needs the lock, it also
+  /// begins a new file, removes an incomplete record of a killed writer, and throws if the file is damaged.
+  /// Without `repair` it returns false if something is wrong with the file, or if a write is in progress.
   bool catch_up(bool repair) {
     const std::size_t end = size();
     if (end < at_) {
       if (!repair) return false;
       throw damaged(end, "it was cut short");
     }
-    std::string bytes;  // from at_ on
+    std::string bytes;  // the file's bytes from at_ on
     // Reads in pieces: if another program wrote to the file, it may have any size.
     for (bool more = true; more;) {
       const std::size_t had = bytes.size(), piece = std::min(kPiece, end - at_ - had);
@@ -238,7 +238,7 @@ class FileStore final : public Store {
         done += static_cast<std::size_t>(n);
       } else if (errno != EINTR) {
         const int error_number = errno;
-        // Otherwise the next writer does it.
+        // If this fails, the next writer removes the bytes.
         [[maybe_unused]] const int cut = ::ftruncate(fd_, static_cast<off_t>(at));
         throw_errno(fmt::format("store: cannot write {} to {}", what, path_), error_number);
       }
@@ -268,7 +268,7 @@ class FileStore final : public Store {
   const Duration patience_;
   const Descriptor file_;
   const int fd_ = file_.get();
-  std::mutex mutex_;    // the rest, against threads
+  std::mutex mutex_;    // guards the members below, against threads
   std::size_t at_ = 0;  // bytes of the file that are in the table
   StoreTable table_;
 };

@@ -15,7 +15,7 @@ struct Header {
   StoreRecord::Change change = StoreRecord::Change::set;
   std::uint32_t key_bytes = 0;
   std::uint32_t value_bytes = 0;
-  std::uint64_t checksum = 0;  // of all other bytes of the record
+  std::uint64_t checksum = 0;  // the checksum of all other bytes of the record
 };
 static_assert(sizeof(Header) == 24);
 

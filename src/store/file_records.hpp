@@ -1,5 +1,5 @@
-// The record format of the file store. No file is used here, so that the parser can be tested and fuzzed with
-// bytes alone.
+// The record format of the file store. This code uses no file, so that the parser can be tested and fuzzed
+// with bytes alone.
 //
 // A record is a header (24 bytes, little-endian: magic, change, lengths, checksum of everything else), key
 // and value.
@@ -22,11 +22,12 @@ struct StoreRecord {
   ParseState state = ParseState::more;
   Change change = Change::set;
   std::string_view key{}, value{};
-  std::size_t bytes = 0;   ///< size of the record, if whole
-  std::string_view why{};  ///< the reason, if bad
+  std::size_t bytes = 0;   ///< size of the record, if the state is `whole`
+  std::string_view why{};  ///< the reason, if the state is `bad`
 };
 
-/// Parses the record at the front of `bytes`. More: the end of the record is not there (yet).
+/// Parses the record at the front of `bytes`. The state is `more` if the end of the record has not been
+/// written yet.
 StoreRecord parse_record(std::string_view bytes);
 std::string make_record(StoreRecord::Change change, std::string_view key, std::string_view value);
 

@@ -1,4 +1,4 @@
-// Stores that forward to another one.
+// Stores that forward to another store.
 #pragma once
 
 #include <functional>
@@ -39,7 +39,8 @@ class ForwardingStore : public Store {
 
 enum class StoreRequest { set, get, try_get, add, compare_set, remove };
 
-/// Calls a function before every request. If that function throws, the request fails with its error.
+/// Calls a function before every request. If the function throws, the request fails with the function's
+/// error.
 class ObservedStore final : public ForwardingStore {
  public:
   using Before = std::function<void(StoreRequest request, std::string_view key, Deadline deadline)>;

@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-/// One launcher's variables. They are present if rank or size is set.
+/// The variables of one launcher. The launcher counts as present if its rank or size is set.
 struct Variables {
   Launcher launcher;
   const char* rank;
@@ -38,8 +38,8 @@ const Variables& variables_of(Launcher launcher) {
   return kVariables[0];
 }
 
-/// Returns whether srun started this process. A batch script and the processes that it starts in other ways
-/// have Slurm's variables, too, but no step number, or one of the reserved ones from 2^32 - 16 on.
+/// Returns whether srun started this process. A batch script, and processes that it starts in other ways,
+/// also have Slurm's variables, but no step number, or a reserved number from 2^32 - 16 on.
 bool in_slurm_step() {
   constexpr std::int64_t kReserved = 0xfffffff0;
   if (!env::get("SLURM_STEP_ID") || !env::get("SLURM_PROCID")) return false;
@@ -67,8 +67,8 @@ LaunchInfo read_launch_info(const Variables& v, const char* because) {
 
 bool same(const LaunchInfo& a, const LaunchInfo& b) { return a.rank == b.rank && a.size == b.size; }
 
-/// Hydra's proxy is one process for all ranks of a host, and an ancestor of each: scripts may have started
-/// the ranks.
+/// Returns Hydra's proxy: one process for all ranks of a host. It is an ancestor of each rank, but need not
+/// be the parent, because scripts may have started the ranks.
 pid_t hydra_proxy() {
   pid_t process = ::getppid();
   for (int up = 0; up < 32 && process > 1; ++up) {
@@ -121,7 +121,7 @@ LaunchInfo find_launch_info(Context& context) {
       launch_infos.push_back(read_launch_info(v, v.size));
   }
   if (launch_infos.empty()) {
-    // Only half of a launcher's variables are set: they say where to meet, but give no rank.
+    // Only some of a launcher's variables are set: they give the place to meet, but no rank.
     if (env::get("WEFT_STORE")) return read_launch_info(variables_of(Launcher::weft), "WEFT_STORE");
     for (const char* where : {"MASTER_PORT", "MASTER_ADDR"})
       if (env::get(where)) return read_launch_info(variables_of(Launcher::torchrun), where);
@@ -142,7 +142,8 @@ LaunchInfo find_launch_info(Context& context) {
                     others.empty() ? "" : fmt::format("; set, but not used: {}", fmt::join(others, ", "))));
   // If `mpirun` runs inside `weft run`, all its processes have the same WEFT_RANK.
   for (const LaunchInfo& other : launch_infos) {
-    if (other.launcher == Launcher::slurm || same(launch, other)) continue;  // an allocation holds other jobs
+    // an allocation of Slurm may contain jobs of other launchers
+    if (other.launcher == Launcher::slurm || same(launch, other)) continue;
     log.write(
         LogLayer::store, LogLevel::warning,
         fmt::format("rendezvous: {} and {} say rank {} of {}, but {} and {} say rank {} of {}; the first "

@@ -1,5 +1,5 @@
-// Finds out which launcher started this process: the variables by which launchers give a process its rank,
-// and which of them weft uses if several are set. docs/rendezvous.md has the table for users.
+// Finds out which launcher started this process. Knows the variables by which launchers give a process its
+// rank, and decides which variables weft uses if several are set. docs/rendezvous.md has the table for users.
 #pragma once
 
 #include <cstdint>
@@ -24,24 +24,25 @@ struct LaunchInfo {
   const char* size_name = "";
 };
 
-/// The launcher whose variables weft uses: the first present one in the enum's order, but Slurm before Hydra
-/// if both give the same rank and size (srun sets Hydra's variables, too). Logs at level info which launcher
-/// was chosen and which were not. Throws bad_argument that names the wrong variable.
+/// The launcher whose variables weft uses: the first present launcher in the enum's order; but Slurm comes
+/// before Hydra if both give the same rank and size, because srun also sets Hydra's variables. Logs at level
+/// info which launcher was chosen and which were not. Throws bad_argument, naming the variable, if a variable
+/// is wrong.
 LaunchInfo find_launch_info(Context& context);
 
 /// The launcher's name for the job, different in every job of this user on this host; empty if it has
 /// none.
 std::string job_of(const LaunchInfo& launch);
 
-/// "variable=value", one word: the launcher's or batch system's job in which this process runs, whichever of
-/// them set its rank; empty if there is none.
+/// Returns the job of the launcher or batch system in which this process runs, as one word "variable=value",
+/// no matter which of them has set the rank; empty if there is none.
 std::string batch_job();
 
-/// Throws bad_argument if the launcher reports that not all ranks are on this host, because they cannot meet
-/// by a file.
+/// Throws bad_argument if the launcher reports that not all ranks are on this host: then they cannot meet
+/// through a file.
 void require_one_host(const LaunchInfo& launch);
 
-/// Reads the variable, which must be set because `because` is set.
+/// Reads the variable `name`, which must be set because the variable `because` is set.
 std::int64_t required_int(const char* name, const char* because, std::int64_t min, std::int64_t max);
 
 }  // namespace weft

@@ -34,13 +34,14 @@ void tell_launcher(std::string_view what) noexcept {
     if (!name || !job || !rank || name->size() >= sizeof address.sun_path) return;
     const Descriptor fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (!fd) return;
-    const timeval limit{.tv_sec = 0, .tv_usec = 100'000};  // few datagrams wait at a socket
+    // for a full socket, which holds only a few datagrams
+    const timeval limit{.tv_sec = 0, .tv_usec = 100'000};
     ::setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
     const std::string text = fmt::format("{} {} {}", *job, *rank, what);
     const socklen_t size = abstract_address(*name, address);
     [[maybe_unused]] const auto sent = ::sendto(fd.get(), text.data(), text.size(), MSG_NOSIGNAL,
                                                 reinterpret_cast<const sockaddr*>(&address), size);
-  } catch (...) {  // out of memory: the launcher decides without it
+  } catch (...) {  // out of memory: the launcher decides without the notice
   }
 }
 

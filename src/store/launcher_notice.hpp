@@ -1,7 +1,7 @@
-// Notices that a rank sends to its launcher (`weft run`). A rank sends one before it fails because of other
-// ranks, so that the launcher names those ranks, even if it notices their ends later; and one if its results
-// may be wrong although no Error could say so. Also the notices that `weft run` sends to the ranks.
-// tools/weft/launcher/ is the other side. Any thread.
+// Notices that a rank sends to its launcher (`weft run`). A rank sends a notice before it fails because of
+// other ranks, so that the launcher names those ranks, even if it notices their ends later. It sends another
+// notice if its results may be wrong and no Error can report that. Also the notices that `weft run` sends to
+// the ranks. tools/weft/launcher/ is the other side. Any thread.
 #pragma once
 
 #include <string>
@@ -22,22 +22,24 @@ void tell_launcher_that_others_failed() noexcept;
 /// Reports that this process has logged a warning about a mistake for which its program gets no Error.
 void tell_launcher_that_results_are_in_doubt() noexcept;
 
-/// The key of the job's store that a rank takes when it arrives there, and keeps.
+/// The key of the job's store that holds the claim of rank `rank`.
 inline std::string place_key(int rank) { return "weft/rank/" + std::to_string(rank); }
 
-/// The notices of `weft run` to the ranks: they list the ranks whose process has ended while others ran, and
-/// how it ended ("exited with code 0"). They are in the job's store, under this key, one line for each rank.
+/// The notices of `weft run` to the ranks: they list the ranks whose processes have ended while others ran,
+/// and how each process ended ("exited with code 0"). They are in the job's store, under this key, one line
+/// for each rank.
 inline constexpr std::string_view kEndedKey = "weft/ended";
 struct EndedRank {
   int rank = 0;
   std::string how;
 };
-inline std::string encode_ended(const std::vector<EndedRank>& ranks) {  // inline: the tool alone writes it
+// inline, because only the tool uses it
+inline std::string encode_ended(const std::vector<EndedRank>& ranks) {
   std::string text;
   for (const EndedRank& r : ranks) text += std::to_string(r.rank) + " " + r.how + "\n";
   return text;
 }
-/// Lines of another form are ignored.
+/// The reverse of encode_ended(); ignores lines of another form.
 std::vector<EndedRank> decode_ended(std::string_view text);
 
 }  // namespace weft

@@ -1,6 +1,6 @@
-// The process that opened a store. A child made by fork() has the same connection or the same open file: the
-// server would read both processes' requests as one stream, and both processes would own a lock of the file.
-// Any thread.
+// The process that opened a store. A child made by fork() shares the parent's connection or open file: the
+// server would read the requests of both processes as one stream, and both processes would own the lock of
+// the file. Any thread.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,8 +14,8 @@ namespace weft {
 
 class MakerProcess {
  public:
-  /// Throws unsupported in any process but the one that made this object. `what`: the opened object: "the
-  /// file x".
+  /// Throws unsupported in any process other than the process that made this object. `what`: the opened
+  /// object, as in "the file x".
   void check(std::string_view what) const {
     if (::getpid() == process_) [[likely]]
       return;

@@ -14,8 +14,8 @@ namespace {
 
 constexpr unsigned kWrittenByOthers = S_IWGRP | S_IWOTH;
 
-// Any user who may write to the folder could put a file there. Members of the folder's group could, too; but
-// the file's owner is checked, and their file would not belong to this user.
+// Any user who may write to the folder could put a file there. Members of the folder's group could also put a
+// file there, but their file would not belong to this user, and the file's owner is checked.
 void check_folder(const std::string& subject, const std::string& path, int fd) {
   struct stat status {};
   if (::fstat(fd, &status) != 0) throw_errno(fmt::format("{}: {}", subject, path), errno);

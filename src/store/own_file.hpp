@@ -1,5 +1,5 @@
-// Checks of files that only this user may have written, by which processes of one user meet. Callable from
-// any thread.
+// Checks the files through which processes of one user meet: only this user may have written them. Any
+// thread.
 #pragma once
 
 #include <sys/stat.h>
@@ -10,14 +10,14 @@
 
 namespace weft {
 
-/// Throws system that names `subject` ("store: /tmp/store") unless `status`, of an opened file, shows a
+/// `status` is that of an opened file. Throws system, with `subject` ("store: /tmp/store"), unless it is a
 /// regular file that belongs to this process's user and that nobody else may write.
 void check_own_file(const std::string& subject, const struct stat& status);
 
 /// Opens a file of this user, or makes it if `flags` has O_CREAT, and checks the file and its folder. The
-/// checks examine the opened file and folder, never their names again. Throws system that names `subject`
-/// ("store") and the path: in the cases of check_own_file, for a symbolic link, and for a folder in which
-/// others may put and remove files (without the sticky bit). Never waits. The path to the folder may contain
+/// checks examine the opened file and folder, and not their names again. Throws system, with `subject`
+/// ("store") and the path, in the cases of check_own_file, for a symbolic link, and for a folder without the
+/// sticky bit in which others may make and remove files. Never waits. The path to the folder may contain
 /// links.
 Descriptor open_own_file(const std::string& subject, const std::string& path, int flags);
 

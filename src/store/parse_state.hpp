@@ -5,7 +5,8 @@
 
 namespace weft {
 
-/// `more`: the end is not there yet; `whole`; `bad`: it will never be one of ours.
+/// `more`: the item is incomplete so far. `whole`: it is complete. `bad`: it is not valid, whatever bytes
+/// follow.
 enum class ParseState : std::uint8_t { more, whole, bad };
 
 }  // namespace weft

@@ -35,7 +35,7 @@ std::shared_ptr<Store> store_of(std::string_view job, std::shared_ptr<Store> sto
   return std::make_shared<PrefixStore>(fmt::format("{}/", job), std::move(store));
 }
 
-/// Runs `reach`. If `reach` throws an Error, adds the variables that led there to the text.
+/// Runs `reach`. If `reach` throws an Error, adds to the text the variables that led to this place.
 template <class F>
 auto reached_by(const std::string& variables, F&& reach) {
   try {
@@ -54,7 +54,7 @@ class JobStores {
     for (const auto& [place, address] : published_) place->remove(address);
     for (const auto& [store, claim] : claims_) leave(*store, claim);
     claims_.clear();
-    stores_.clear();  // the clients first: the servers wait for them
+    stores_.clear();  // the clients are destroyed first, because the servers wait for them
   }
 
   std::shared_ptr<Store> open(const LaunchInfo& launch, Deadline deadline);
@@ -62,7 +62,7 @@ class JobStores {
  private:
   struct Refusal {
     std::string why;
-    bool will_pass = false;  // the job that is there is ending
+    bool will_pass = false;  // the refusal will end, because the job that uses the store is ending
   };
 
   std::shared_ptr<Store> reach(const LaunchInfo& launch, const std::string& job, Deadline deadline);
@@ -83,7 +83,7 @@ class JobStores {
                                         Deadline deadline, std::string& why) const;
   Claim claim_of(const LaunchInfo& launch) const {
     Claim mine = make_claim(host_peers_of(context_).self().host, launch.rank, launch.size);
-    // Names keep jobs apart; for a job without a name its origin does.
+    // Jobs are distinguished by their names, and jobs without names by their origins.
     if (!env::get("WEFT_JOB") && job_of(launch).empty()) add_origin(mine, batch_job());
     return mine;
   }
@@ -98,7 +98,8 @@ class JobStores {
   std::vector<std::unique_ptr<TcpStoreServer>> servers_;
   std::map<std::string, std::shared_ptr<Store>> stores_;
   std::vector<std::pair<std::shared_ptr<const RendezvousFile>, std::string>> published_;
-  std::vector<std::pair<std::shared_ptr<Store>, Claim>> claims_;  // at stores of servers
+  // the claims of this process at stores of servers
+  std::vector<std::pair<std::shared_ptr<Store>, Claim>> claims_;
 };
 
 std::shared_ptr<Store> JobStores::open(const LaunchInfo& launch, Deadline deadline) {
@@ -171,10 +172,10 @@ std::string JobStores::claim(Store& store, const Claim& mine, Deadline deadline)
   return held == mine.text() ? "" : held;
 }
 
-/// Marks the place as free for another process, because this process may live on without its Context. If that
-/// fails, no harm is done.
+/// Marks the place as free for another process, because this process may continue without its Context. A
+/// failure does no harm.
 void JobStores::leave(Store& store, Claim claim) noexcept try {
-  if (claim.process != ::getpid()) return;  // a forked child: the place is its parent's
+  if (claim.process != ::getpid()) return;  // in a forked child: the place belongs to the parent
   const std::string held = claim.text();
   claim.left = true;
   store.compare_set(place_key(claim.rank), held, claim.text(),
@@ -182,9 +183,9 @@ void JobStores::leave(Store& store, Claim claim) noexcept try {
 } catch (...) {}
 
 /// Separates two jobs without names that use one address at the same moment; otherwise each job could get
-/// some of the places. `first`: the claim of the rank that serves, or that came first. A rank with another
-/// parent process than `first` waits a moment, so that the siblings of the first rank take their places
-/// before it. If the batch systems show that these are two jobs, the rank is refused.
+/// some of the places. `first`: the claim of the rank that serves, or that arrived first. A rank with another
+/// parent process than `first` waits a moment, so that ranks with the parent of `first` take their places
+/// earlier. If the batch systems show that these are two jobs, the rank is refused.
 std::optional<JobStores::Refusal> JobStores::give_way(Store& store, const std::string& first,
                                                       const Claim& mine, Deadline deadline) {
   constexpr Duration kSiblingsFirst = std::chrono::milliseconds(500);
@@ -242,7 +243,7 @@ bool JobStores::serve(const HostPort& where, bool must, const std::string& secre
       std::any_of(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
   TcpStoreOptions options{.host = where.host, .port = where.port, .served_by = owner};
   if (off_loopback) options.secret = secret;
-  // Debian's /etc/hosts maps a host's own name to loopback.
+  // For Debian, whose /etc/hosts maps a host's own name to loopback.
   if (!off_loopback && !all.empty() && !secret.empty() &&
       where.host.find_first_not_of("0123456789.:") < where.host.size() && where.host != "localhost")
     context_.log().write(
@@ -261,15 +262,15 @@ bool JobStores::serve(const HostPort& where, bool must, const std::string& secre
   return true;
 }
 
-/// Takes this rank's place in the store of a server, which may be another job's server. In a store that
-/// outlives jobs, the places of an earlier job that is over are free.
+/// Takes this rank's place in the store of a server, which may be another job's server. If the store
+/// continues after jobs, the places of an earlier job that is over are free.
 std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& store, const Claim& mine,
                                                         const std::string& job, Deadline deadline) const {
   const auto over = [&](const std::string& text) {
     const auto claim = Claim::parse(text);
     return claim && claim->is_over(mine.host);
   };
-  // A claim of another Context of this process does not belong to another job.
+  // A claim of another Context of this process does not count as a claim of another job.
   const auto is_own = [&](const std::string& text) {
     const auto claim = Claim::parse(text);
     return claim && !claim->left && claim->host == mine.host && claim->process == mine.process &&
@@ -327,8 +328,8 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
       }
       refusal = std::move(*refused);
     } catch (const Error& e) {
-      // Perhaps the server that answered belonged to a job that was ending, and no other server came until
-      // the deadline.
+      // Perhaps the server that answered belonged to an ending job, and no other server appeared until the
+      // deadline.
       const bool was_ending = e.code() == ErrorCode::timeout && refusal.will_pass;
       if (e.code() == ErrorCode::timeout && !was_ending && launch.rank == 0 && !served)
         throw Error(ErrorCode::timeout,
@@ -362,8 +363,8 @@ void JobStores::serve_and_publish(const std::shared_ptr<const RendezvousFile>& p
   servers_.push_back(std::move(server));
 }
 
-/// Takes this rank's place in the store that the file names. Returns null if another process of this rank
-/// number has joined that store. Then the store belongs to an earlier program of the same job, which is about
+/// Takes this rank's place in the store that the file names. Returns null if another process with this rank
+/// number has joined that store: the store then belongs to an earlier program of the same job, which is about
 /// to end, and `why` says so.
 std::shared_ptr<Store> JobStores::join_published(const RendezvousFile& place, const std::string& address,
                                                  const LaunchInfo& launch, const Claim& mine,
@@ -396,8 +397,8 @@ std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, con
                 fmt::format("rendezvous: this process cannot tell its host: {}; expected WEFT_STORE as "
                             "host:port, the port not 0",
                             kUnknownHostText));
-  // The key contains the host, because ranks that do not share loopback and process numbers must not share
-  // the file.
+  // The key contains the host, because ranks must not share the file if they do not share loopback and
+  // process numbers.
   const auto place = std::make_shared<const RendezvousFile>(fmt::format("{} {}", mine.host, key));
   if (launch.rank == 0) serve_and_publish(place, host, mine, job, deadline);
   std::string why;
@@ -406,7 +407,7 @@ std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, con
     if (const auto address = place->find()) {
       try {
         if (auto store = join_published(*place, *address, launch, mine, job, deadline, why)) return store;
-      } catch (const Error& e) {  // perhaps its server is ending; another one will be published
+      } catch (const Error& e) {  // perhaps the server is ending, and another server will be published
         if (why.empty() || !deadline.passed()) why = e.what();
       }
     }

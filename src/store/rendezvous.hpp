@@ -1,4 +1,4 @@
-// The place at which the ranks of a job meet, and this process's rank among them.
+// The place at which the ranks of a job meet, and the rank of this process.
 #pragma once
 
 #include <memory>

@@ -26,7 +26,7 @@ namespace {
 
 constexpr std::string_view kFirstLine = "weft rendezvous 1";
 
-/// The folder's lock, which excludes other processes that write there.
+/// The lock of the folder, against other processes that write there.
 class FolderLock {
  public:
   FolderLock(int fd, const std::string& folder, Deadline deadline) : fd_(fd) {
@@ -51,9 +51,9 @@ std::string words(const std::string& what, int error_number) {
   return what + ": " + system_words(error_number);
 }
 
-/// Opens a folder of this user that nobody else may enter: otherwise another user could send our ranks to a
-/// store of his own. It is opened without following a link, and the opened folder is checked. Returns an
-/// empty descriptor if the folder cannot be used; `why` gives the reason.
+/// Opens a folder of this user that nobody else may enter, because otherwise another user could send this
+/// job's ranks to a store of his own. The function does not follow a link, and checks the opened folder.
+/// Returns an empty descriptor if the folder cannot be used; `why` gives the reason.
 Descriptor open_folder(const std::string& path, bool make, std::string& why) {
   if (make && ::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     why = words(fmt::format("cannot make the folder {}", path), errno);
@@ -79,7 +79,7 @@ Descriptor open_folder(const std::string& path, bool make, std::string& why) {
   return {};
 }
 
-/// The folders to try, the best first. In the session's folder nobody else can take a name.
+/// Returns the folders to try, the best first. In the session's folder no other user can take a name.
 std::vector<std::string> candidate_folders() {
   const auto runtime = env::get("XDG_RUNTIME_DIR");
   struct stat status {};
@@ -102,8 +102,8 @@ std::vector<std::string> candidate_folders() {
 std::optional<std::uint64_t> start_time_of(pid_t process) {
   FileIn file(fmt::format("/proc/{}/stat", process));
   const std::string text{std::istreambuf_iterator<char>(file), {}};
-  // The state follows the name, which is in parentheses and may hold anything; the start time is the 22nd
-  // field in all.
+  // The state follows the process's name, which is in parentheses and may contain any characters; the start
+  // time is field 22 of the line.
   const std::size_t name_end = text.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
   TextIn rest(text.substr(name_end + 1));
@@ -135,8 +135,8 @@ RendezvousFile::RendezvousFile(std::string key)
                               : "; expected XDG_RUNTIME_DIR to be a folder of this user's, or WEFT_STORE"));
 }
 
-/// Looks into all folders: the folder that rank 0 used may have been made or removed since this process chose
-/// its own.
+/// Looks into all folders, because the folder that rank 0 used may have been made or removed after this
+/// process chose its own folder.
 std::optional<RendezvousFile::Published> RendezvousFile::read_any() const {
   if (auto published = read(folder_)) return published;
   for (const std::string& path : candidates_) {
@@ -191,7 +191,7 @@ void RendezvousFile::publish(const std::string& address, Deadline deadline) cons
   const WithoutSizeSignal guard;
   const ssize_t written = ::write(fd.get(), text.data(), text.size());
   if (written != static_cast<ssize_t>(text.size())) {
-    const int error_number = written < 0 ? errno : ENOSPC;  // of a part only
+    const int error_number = written < 0 ? errno : ENOSPC;  // ENOSPC if only a part was written
     ::unlinkat(folder_.fd.get(), fresh.c_str(), 0);
     throw_errno(fmt::format("rendezvous: cannot write {}.new", path()), error_number);
   }
@@ -207,7 +207,7 @@ void RendezvousFile::remove(const std::string& address) const noexcept {
       const FolderLock lock(folder.fd.get(), path, Deadline::after(std::chrono::seconds(1)));
       const auto published = read(folder);
       if (published && published->address == address) ::unlinkat(folder.fd.get(), name_.c_str(), 0);
-    } catch (...) {  // the file stays, and has no effect once this process has ended
+    } catch (...) {  // the file stays; it has no effect after this process has ended
     }
 }
 

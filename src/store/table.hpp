@@ -1,6 +1,5 @@
-// The keys and values of a store, with the limits, counters and comparisons that all stores have. The
-// in-process store, the TCP server and each user of a file store have one table each. Not thread-safe: the
-// owner must lock.
+// The keys and values of a store, with limits, counters and compare_set. The in-process store, the TCP server
+// and each user of a file store have one table each. Not thread-safe: the owner must lock.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +16,12 @@ namespace weft {
 inline constexpr std::size_t kMaxStoreKeyBytes = 1024;
 inline constexpr std::size_t kMaxStoreValueBytes = std::size_t{1} << 20;
 
-/// A key in the form for error texts: quoted, at most 64 bytes of it, with dots for unprintable bytes.
+/// Returns a key in the form for error texts: in quotes, at most 64 bytes of it, with dots for unprintable
+/// bytes.
 std::string shown_key(std::string_view key);
 /// `store: key "x" was not set within 5.0 s`
 std::string timeout_text(std::string_view key, Duration waited);
-/// Throws bad_argument if a key is empty or too long, or a value too long.
+/// Throw bad_argument if a key is empty or too long, or a value is too long.
 void check_store_key(std::string_view key);
 void check_store_value(std::string_view key, std::string_view value);
 

@@ -1,5 +1,5 @@
-// A composed call is a few inner steps. Each step is posted when the step before it is over and the local
-// work between the two is done (see Plan). Blocks with no elements are not sent.
+// A composed call consists of a few inner steps. Each step is posted when the step before it and the local
+// work between the two are done (see Plan). Blocks without elements are not sent.
 #include "backends/compose/compose.hpp"
 
 #include <fmt/format.h>
@@ -17,14 +17,15 @@
 namespace weft {
 namespace {
 
-constexpr std::int64_t kChunkBytes = 256 << 10;  // local work of one poll
-constexpr std::int64_t kLeastOfScan = 4 << 10;   // of one input, which is combined into many prefixes
+constexpr std::int64_t kChunkBytes = 256 << 10;  // bytes of local work in one poll
+// the least such bytes of one input of a scan, which is combined into many prefixes
+constexpr std::int64_t kLeastOfScan = 4 << 10;
 
-// A tag made of everything that must be equal in the calls of all ranks. Without this tag, ranks that ask for
-// different reductions would still exchange their blocks, and get different results.
+// Returns a tag that is made of all values that must be equal in the calls of all ranks. Without this tag,
+// ranks that ask for different reductions would still exchange their blocks, and get different results.
 int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages) noexcept {
   CallRecord r = record_of(s, size);
-  if (messages) r.count = 0;  // each receiver compares its own
+  if (messages) r.count = 0;  // each receiver compares its own count
   const std::uint64_t hash =
       digest_of(static_cast<int>(r.op), static_cast<int>(r.dtype), static_cast<int>(r.reduce),
                 static_cast<int>(r.order), r.root, r.count, r.hash);
@@ -34,11 +35,11 @@ int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages
 
 }  // namespace
 
-// Calls that are still in flight at this point have failed.
+// Calls that are still in flight here have failed.
 Composer::~Composer() {
   if (!quiesced_.load(std::memory_order_acquire) && !inner_->quiet()) exchanges_.abandon();
   if (spare_.size() < calls_.size() && !quiesced_.load(std::memory_order_acquire) && !inner_->quiet()) {
-    // a peer may still write there: the memory is never given to other code
+    // a peer may still write to this memory, so it is never given to other code
     for (auto& c : calls_) (void)c.release();
     return;
   }
@@ -151,7 +152,7 @@ void Composer::post_all_to_all(Composed& c, int tag) noexcept {
   post_collective(c, inner);
 }
 
-// Goes round the ranks: sends to the next rank and receives from the previous one, and so on, so that no rank
+// In step k each rank sends to the k-th next rank and receives from the k-th previous rank, so that no rank
 // is the first peer of all others.
 void Composer::post_messages(Composed& c, int tag) noexcept {
   by_messages_ = true;
@@ -172,7 +173,7 @@ void Composer::post_messages(Composed& c, int tag) noexcept {
     post_inner(c, inner);
   };
   if (!batching_) inner_->batch(true);
-  for (int k = 0; k < size_; ++k) {  // k = 0: itself
+  for (int k = 0; k < size_; ++k) {  // k = 0: this rank itself
     const int from = (rank_ - k + size_) % size_, to = (rank_ + k) % size_;
     post(Op::recv, from, x.from[static_cast<std::size_t>(from)]);
     post(Op::send, to, x.to[static_cast<std::size_t>(to)]);
@@ -272,7 +273,7 @@ bool Composer::work(Composed& c) noexcept {
 void Composer::spare(Composed& c) noexcept {
   if (c.scratch != nullptr) memory_.release(c.scratch, c.scratch_bytes);
   c.scratch = nullptr;
-  spare_.push_back(&c);  // has room: see post()
+  spare_.push_back(&c);  // there is room, see post()
 }
 
 // A stream can wait for a call only if the host has nothing left to do for the call.

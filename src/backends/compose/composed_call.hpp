@@ -11,10 +11,10 @@
 
 namespace weft {
 
-/// How a call is composed. `same`: the inner backend's own operation, numbered again. `exchange`: one
-/// exchange of blocks. `reduce`: exchange (every rank's part of my slice comes to me), combine and, if other
-/// ranks need the result, exchange (my slice goes to them). `scan`: like `reduce`, but each rank gets its own
-/// result.
+/// How a call is composed. `same`: the inner backend's own operation, with another number. `exchange`: one
+/// exchange of blocks. `reduce`: an exchange (this rank gets the parts of its slice from all ranks), then the
+/// combination and, if other ranks need the result, a second exchange (this rank's slice goes to them).
+/// `scan`: like `reduce`, but each rank gets its own result.
 enum class Plan : std::uint8_t { same, exchange, reduce, scan };
 
 /// Buffers of one exchange: block r of `to`, in `in`, goes to rank r; block r of `from`, in `out`, arrives
@@ -26,7 +26,8 @@ struct Exchange {
   std::vector<Block> to, from;
 };
 
-/// The work that this rank does by itself, chunk by chunk: elements (copies: bytes) [done, total).
+/// The local work of this rank, which is done chunk by chunk: elements (for copies, bytes) [done, total) are
+/// left.
 struct LocalWork {
   std::int64_t done = 0, total = 0;
 };
@@ -45,25 +46,26 @@ struct Composed {
   Plan plan = Plan::same;
   int posted = 0, steps = 1;  // inner steps
   // The inner calls of the current step: the first `count` entries, of which `open` are not done.
-  std::vector<OpState> inner;  // a step has at most 2n; never moves
+  std::vector<OpState> inner;  // has room for the 2n calls of a step, so it never moves
   std::vector<bool> done;
   int count = 0, open = 0;
-  LocalWork copy;  // of the own block, in bytes
+  LocalWork copy;  // copies the rank's own block; counts bytes
   const std::byte* copy_from = nullptr;
   std::byte* copy_to = nullptr;
-  LocalWork work;     // combine or fill, in elements
-  Block mine;         // reduce: my slice of `in`
-  std::byte* result;  // reduce with a second exchange: my slice, combined
+  LocalWork work;     // combines or fills; counts elements
+  Block mine;         // reduce: this rank's slice of `in`
+  std::byte* result;  // reduce with a second exchange: this rank's slice after the combination
   std::vector<const std::byte*> ins;
   std::array<std::byte*, 2> outs{};
   std::size_t outs_count = 0;
-  std::vector<std::byte*> prefixes;  // scan: the result of each rank for my slice; null: the rank needs none
+  // scan: the result of each rank for this rank's slice; null: the rank needs none
+  std::vector<std::byte*> prefixes;
   Exchange exchange;
   std::byte* scratch = nullptr;
   std::size_t scratch_bytes = 0;
 };
 
-/// Part r of `count` elements divided evenly over n ranks (weft/base/chunk.hpp).
+/// Returns part r of `count` elements that are divided evenly over n ranks (weft/base/chunk.hpp).
 Block slice(std::int64_t count, int r, int n) noexcept;
 
 /// Plans the user's call `s` of rank `rank`: how the call is composed over a transport with these traits, its
@@ -71,8 +73,8 @@ Block slice(std::int64_t count, int r, int n) noexcept;
 /// LocalMemory::allocate().
 void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size, LocalMemory& memory);
 /// Plans the second exchange of Plan::reduce and Plan::scan: this rank's slice goes to the ranks that have an
-/// `out`; if this rank has an `out`, the other ranks' slices come here. Rank 0 of an exscan receives nothing:
-/// it fills its `out` with the identity.
+/// `out`; if this rank has an `out`, it receives the other ranks' slices. Rank 0 of an exscan receives
+/// nothing: it fills its `out` with the identity.
 void plan_results(Composed& c, int rank, int size) noexcept;
 
 }  // namespace weft

@@ -1,6 +1,6 @@
 // The Backend that has every operation, over an inner backend. fail(), failure(), quiet(), quiesce(), gone()
 // and announce_sleep() may be called from any thread, the other functions from one thread at a time.
-// compose.cpp posts and polls; texts.cpp writes the texts about inner calls that the user reads.
+// compose.cpp posts and polls; texts.cpp writes the texts for users about inner calls.
 #pragma once
 
 #include <array>
@@ -68,7 +68,7 @@ class Composer final : public Backend {
   bool exchanges(const OpState& s) const noexcept {
     return s.op == Op::exchange && !traits_.has(Op::exchange);
   }
-  // The calls whose names a failure may ask for: more calls than a ring holds.
+  // The number of calls whose names are kept for the texts of failures; it is larger than a ring.
   static constexpr std::uint64_t kRemembered = 256;
 
   static Composed*& of(OpState& s) noexcept { return *reinterpret_cast<Composed**>(s.scratch.data()); }
@@ -103,20 +103,20 @@ class Composer final : public Backend {
   // Keep this order of members: the inner backend is destroyed before the memory that the calls exposed to
   // it.
   LocalMemory memory_;
-  std::vector<std::unique_ptr<Composed>> calls_;  // all that were ever made
+  std::vector<std::unique_ptr<Composed>> calls_;  // all objects that were ever made
   std::vector<Composed*> spare_;
   std::unique_ptr<Backend> inner_;
   ExchangeByMessages exchanges_;
   const Traits traits_;
-  std::deque<Composed*> queue_;     // collectives that are not started: an earlier one is not wholly posted
-  Composed* unfinished_ = nullptr;  // that one
-  std::uint64_t next_inner_ = 0;    // number of the next inner collective
+  // collectives that have not started, because an earlier collective is not completely posted
+  std::deque<Composed*> queue_;
+  Composed* unfinished_ = nullptr;  // the collective that is not completely posted
+  std::uint64_t next_inner_ = 0;    // the number of the next inner collective
   std::uint64_t next_exchange_ = 0;
   bool batching_ = false;
-  bool by_messages_ = false;  // some collective was: the inner backend does not know of it
+  bool by_messages_ = false;  // some collective was made of messages, so the inner backend does not know it
   std::atomic<bool> quiesced_{false};
-  // For texts: the user's call number by inner call number, and the user's operation by the user's call
-  // number.
+  // For texts: for each inner call number the user's call number, and for each of these the user's operation.
   std::array<std::atomic<std::uint64_t>, kRemembered> users_call_{};
   std::array<std::atomic<Op>, kRemembered> users_op_{};
 };

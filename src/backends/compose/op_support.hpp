@@ -6,7 +6,7 @@
 
 namespace weft {
 
-/// How a call is carried out over a transport with these traits; docs/support.md shows it.
+/// How a call is carried out over a transport with these traits; docs/support.md has the table.
 enum class OpSupport : std::uint8_t { native, composed, unsupported };
 OpSupport op_support(const Traits& traits, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept;
 

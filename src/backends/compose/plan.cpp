@@ -1,4 +1,5 @@
-// Plans composed calls: which inner steps they take, which blocks are exchanged, what this rank computes.
+// Plans composed calls: decides which inner steps they have, which blocks the ranks exchange, and what this
+// rank computes.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -17,7 +18,7 @@ void allot(Composed& c, std::int64_t bytes, LocalMemory& memory) {
   c.scratch = static_cast<std::byte*>(memory.allocate(name(c.user->op), c.scratch_bytes));
 }
 
-// One byte from every rank to every other rank.
+// A barrier: every rank sends one byte to every other rank.
 void plan_barrier(Composed& c, int rank, int size, LocalMemory& memory) {
   Exchange& x = c.exchange;
   allot(c, size + 1, memory);
@@ -32,7 +33,7 @@ void plan_barrier(Composed& c, int rank, int size, LocalMemory& memory) {
   }
 }
 
-// This rank copies its own block itself, unless the block already lies in place, or lies on a device (there
+// This rank copies its own block itself, unless the block already lies in place, or lies on a device (then
 // the transport moves it).
 void plan_exchange(Composed& c, bool device, int rank, int size) {
   const OpState& s = *c.user;
@@ -64,7 +65,8 @@ void plan_exchange(Composed& c, bool device, int rank, int size) {
 void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
   const OpState& s = *c.user;
   Exchange& x = c.exchange;
-  const bool sliced = row(s.op).counts == Counts::equal;  // the others need my result: all_reduce, reduce
+  // the other ranks need this rank's result: all_reduce, reduce
+  const bool sliced = row(s.op).counts == Counts::equal;
   const auto own = static_cast<std::size_t>(rank);
   const std::int64_t element = size_bytes(s.dtype);
   for (int p = 0; p < size; ++p)
@@ -88,7 +90,7 @@ void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
   c.outs_count = 0;
   if (c.plan == Plan::scan) {
     c.steps = 2;
-    // A rank's input becomes its prefix; my own prefix goes to its final place.
+    // The row of a rank's input becomes its prefix; this rank's own prefix goes to its final place.
     for (int p = 0; p < size; ++p)
       c.prefixes[static_cast<std::size_t>(p)] =
           p == rank ? s.out + c.mine.offset * element

@@ -1,4 +1,4 @@
-// The reports of a Composer about its inner calls, missing ranks and failures, in terms of the user's calls.
+// Rewrites the reports about inner calls, missing ranks and failures in terms of the user's calls.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -30,7 +30,8 @@ std::vector<LastCall> Composer::last_calls() noexcept {
     if ((number & kUsersCall) != 0) return number & ~kUsersCall;
     if (next_inner_ == 0) return number;
     if (number < next_inner_) return users_call(number);
-    return users_call(next_inner_ - 1) + (number - next_inner_) + 1;  // of a rank that is ahead
+    // a call of a rank that is ahead of this rank
+    return users_call(next_inner_ - 1) + (number - next_inner_) + 1;
   };
   for (LastCall& c : calls) {
     c.call = users(c.call);
@@ -53,7 +54,7 @@ bool Composer::ask(const OpState& s) noexcept {
 std::vector<int> Composer::missing(const OpState& s, std::string& story) noexcept {
   if (!row(s.op).collective) return exchanges(s) ? exchanges_.missing(s, story) : inner_->missing(s, story);
   const Composed* c = of(s);
-  if (c != nullptr && c->posted == 0) c = unfinished_;  // it waits in the queue
+  if (c != nullptr && c->posted == 0) c = unfinished_;  // the call waits in the queue
   if (c == nullptr) {
     story = "it was not started";
     return {};
@@ -97,12 +98,13 @@ Failure Composer::failure() const {
   const bool collective = row(f.op).collective;
   if (f.call & kUsersCall) {
     f.call &= ~kUsersCall;
-    // reported by a group, or about calls of the ranks: the user's terms except for the marks.
+    // a failure that a group reports, or that describes calls of ranks, is already in the user's terms,
+    // except for the marks.
     if (collective) {
       f.text = unmarked(std::move(f.text));
       return f;
     }
-    const Op users = users_op(f.call);  // a message of an exchange
+    const Op users = users_op(f.call);  // the failed call is a message of an exchange
     f.text = users_words(std::move(f.text), f.op, users);
     f.op = users;
   } else if (collective) {

@@ -17,10 +17,12 @@
 namespace weft {
 namespace {
 
-constexpr std::int64_t kLarge = std::int64_t{16} << 10;  // a box of so many bytes is a message of its own
+// a box of at least so many bytes is sent as a separate message
+constexpr std::int64_t kLarge = std::int64_t{16} << 10;
 constexpr auto kHead = static_cast<std::int64_t>(sizeof(ExchangeHead));
 
-// Flights that failed while a peer, or a library, might still write to them. They end with the Context.
+// Failed flights to whose memory a peer, or a library, might still write. They are destroyed with the
+// Context.
 class AbandonedFlights {
  public:
   explicit AbandonedFlights(Context&) {}
@@ -36,7 +38,7 @@ class AbandonedFlights {
 
 }  // namespace
 
-// The traffic with each rank: messages to it and messages from it.
+// For each rank the messages to it and the messages from it.
 struct ExchangeByMessages::Planned final : PlannedExchange {
   Planned(const ExchangePlan& plan, int rank) : program(plan, rank) {
     for (const ExchangeProgram::Side& side : program.sends) sends.push_back(messages_of(side));
@@ -47,8 +49,8 @@ struct ExchangeByMessages::Planned final : PlannedExchange {
       for (const auto& list : *lists) messages += list.size();
   }
 
-  // Both ranks divide the boxes alike: by their bytes. Sums are made box by box, in order, so all boxes of
-  // kind add are packed.
+  // Both ranks divide the boxes in the same way, by their bytes. Sums are made box by box, in order, so all
+  // boxes of kind `add` are packed.
   std::vector<Message> messages_of(const ExchangeProgram::Side& side) {
     std::vector<Message> list(1);
     for (std::size_t i = 0; i < side.boxes.size(); ++i) {
@@ -65,7 +67,7 @@ struct ExchangeByMessages::Planned final : PlannedExchange {
       m.offset = b.offset;
       list.push_back(m);
     }
-    list[0].small = true;  // the head, also with no box
+    list[0].small = true;  // the message with the head, even if it has no box
     for (Message& m : list) {
       if (!m.packed) continue;
       const bool first = m.small;
@@ -79,10 +81,10 @@ struct ExchangeByMessages::Planned final : PlannedExchange {
   }
 
   const ExchangeProgram program;
-  std::vector<std::vector<Message>> sends, receives;  // of each side
+  std::vector<std::vector<Message>> sends, receives;  // for each side
   std::size_t messages = 0;
   std::int64_t room = 0, sums_at = 0;
-  std::vector<Tensor> spare;  // rooms that no exchange uses
+  std::vector<Tensor> spare;  // rooms (memory for messages) that no exchange uses
 };
 
 struct ExchangeByMessages::Flight {
@@ -95,7 +97,7 @@ struct ExchangeByMessages::Flight {
   const ExchangeField* fields = nullptr;
   OpState* user = nullptr;
   Tensor room;
-  std::vector<OpState> inner;  // never moves while it is in flight
+  std::vector<OpState> inner;  // never moves while the exchange is in flight
   std::vector<Part> parts;
   std::size_t open = 0;
   bool refused = false;
@@ -111,7 +113,7 @@ void ExchangeByMessages::abandon() noexcept {
   try {
     auto& abandoned = context_.attached<AbandonedFlights>();
     for (auto& f : flights_) abandoned.add(std::shared_ptr<Flight>(std::move(f)));
-  } catch (...) {  // out of memory: it stays for ever
+  } catch (...) {  // out of memory: the flight is never destroyed
     for (auto& f : flights_) (void)f.release();
   }
   flights_.clear();
@@ -182,9 +184,10 @@ void ExchangeByMessages::begin(OpState& s, Flight& f, bool batched) {
         at += box.elements * box.element;
       }
     }
-  for (std::size_t i = 0; i < planned.receives.size() && host; ++i)  // what this rank expects there
+  // for the room: the description that this rank expects
+  for (std::size_t i = 0; i < planned.receives.size() && host; ++i)
     ExchangeHead::write(program.receives[i], f.room.data() + planned.receives[i][0].at);
-  spare_.pop_back();  // from here on nothing throws
+  spare_.pop_back();  // nothing after this throws
   std::size_t n = 0;
   if (!batched) transport_.batch(true);
   const auto post = [&](bool receives, std::size_t side, int peer, const std::vector<Message>& list) {
@@ -225,15 +228,16 @@ void ExchangeByMessages::begin(OpState& s, Flight& f, bool batched) {
   if (!batched) transport_.batch(false);
   f.open = n;
   if (program.adds) return;
-  for (const ExchangeProgram::Own& o : program.own) {  // elements of ours, while others' are on their way
+  // copies this rank's own elements while those of other ranks are in flight
+  for (const ExchangeProgram::Own& o : program.own) {
     const std::byte* const from = static_cast<const std::byte*>(f.fields[o.field].in) + o.from;
     std::byte* const to = static_cast<std::byte*>(f.fields[o.field].out) + o.to;
     if (from != to || !o.loops.same_steps()) o.loops.copy(runtime, s.stream, from, to);
   }
 }
 
-// Moves a message that has arrived to its place. False: the ranks mean different exchanges, and the group
-// fails.
+// Moves a message that has arrived to its place. Returns false if the ranks describe different exchanges;
+// then the group fails.
 bool ExchangeByMessages::take(Flight& f, std::size_t receive, std::size_t message) {
   const Planned& planned = *f.planned;
   const Message& m = planned.receives[receive][message];
@@ -297,15 +301,16 @@ Step ExchangeByMessages::poll(OpState& s) noexcept {
   return Step::done;
 }
 
-// Keeps as many rooms as exchanges were ever in flight at once. A room of shared memory that is freed here
-// would not be used again: the arena asks the group whether a call uses it, and the group does not answer in
-// the middle of a step.
+// Keeps as many rooms as there were ever exchanges in flight at once. They are not freed here, because shared
+// memory that is freed in the middle of a step is not reused: the arena asks the group whether a call uses
+// the memory, and the group cannot answer then.
 void ExchangeByMessages::end(Flight& f) noexcept {
   std::vector<Tensor>& spare = f.planned->spare;
   try {
     if (f.room) spare.push_back(std::move(f.room));
-    if (spare.size() > flights_.size()) spare.erase(spare.begin());  // of a stream that is used no more
-  } catch (const std::bad_alloc&) {                                  // then the next one gets a new room
+    // the room of a stream that is not used any more
+    if (spare.size() > flights_.size()) spare.erase(spare.begin());
+  } catch (const std::bad_alloc&) {  // the next exchange gets a new room
   }
   f.room = {};
   spare_.push_back(&f);  // has room: see post()

@@ -1,10 +1,10 @@
-// An exchange made of sends and receives, for a transport that has no exchange of its own. The owner of the
+// An exchange that is made of sends and receives, for a transport without exchanges. Only the owner of the
 // group uses it.
 //
-// A rank sends each other rank one message of packed bytes, which begins with everything that both ranks
-// must have alike, as a hash and in words; and one more for each box of 16 KiB or more. A rank sends such a
-// box from its place, or receives it there, if it is one piece of memory on that rank. The receiver unpacks
-// a message when it has arrived, and makes sums when all messages have arrived.
+// A rank sends each other rank one message of packed bytes. The message begins with the description that must
+// be equal on both ranks, as a hash and in words. Each box of 16 KiB or more is sent as a separate message;
+// if such a box is one piece of memory on a rank, the rank sends it from its place, or receives it there. The
+// receiver unpacks a message when it has arrived, and makes sums when all messages have arrived.
 #pragma once
 
 #include <memory>
@@ -18,18 +18,18 @@ namespace weft {
 
 class ExchangeByMessages {
  public:
-  /// `transport` has send and recv, and outlives this. Its failures are the exchange's.
+  /// `transport` must have send and recv, and must outlive this object. If it fails, the exchange fails.
   ExchangeByMessages(Context& context, Backend& transport, int rank);
   ~ExchangeByMessages();
-  /// The transport ends while a peer, or its library, may still write to the memory of a failed exchange:
-  /// that memory stays as long as the Context.
+  /// To be called if the transport ends while a peer, or the transport's library, may still write to the
+  /// memory of a failed exchange: that memory then exists as long as the Context.
   void abandon() noexcept;
   ExchangeByMessages(const ExchangeByMessages&) = delete;
   ExchangeByMessages& operator=(const ExchangeByMessages&) = delete;
 
-  /// As Backend has them, of Op::exchange.
+  /// Like the functions of Backend, for Op::exchange.
   std::unique_ptr<PlannedExchange> plan(const ExchangePlan& plan);
-  /// `batched`: the transport's batch is open.
+  /// `batched`: whether the transport's batch is open.
   void post(OpState& s, bool batched = false) noexcept;
   Step poll(OpState& s) noexcept;
   std::vector<int> missing(const OpState& s, std::string& story) noexcept;
@@ -37,12 +37,13 @@ class ExchangeByMessages {
 
  private:
   struct Message {
-    bool packed = true, small = false;  // small: the boxes that have no message of their own, behind the head
-    std::int64_t bytes = 0, at = 0;     // packed: in the room
-    DType dtype = DType::u8;            // of one that is not packed
+    // small: the message with the head and all boxes that have no separate message
+    bool packed = true, small = false;
+    std::int64_t bytes = 0, at = 0;  // packed: its place in the room
+    DType dtype = DType::u8;         // the dtype of a message that is not packed
     std::size_t field = 0;
     std::int64_t offset = 0;
-    std::vector<std::size_t> boxes{};  // of the side; packed
+    std::vector<std::size_t> boxes{};  // the packed boxes of the side
   };
   struct Planned;
   struct Flight;
@@ -55,7 +56,7 @@ class ExchangeByMessages {
   Context& context_;
   Backend& transport_;
   const int rank_;
-  std::vector<std::unique_ptr<Flight>> flights_;  // all that were ever made
+  std::vector<std::unique_ptr<Flight>> flights_;  // all objects that were ever made
   std::vector<Flight*> spare_;
 };
 

@@ -16,9 +16,11 @@
 namespace weft {
 namespace {
 
-constexpr std::int64_t kMostBytes = std::int64_t{1} << 56;  // from where a field begins
+// the largest distance from the beginning of a field
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 56;
 
-// Calls see(offset, bytes) for each run of a box with indices, from where its field begins, in order.
+// Calls see(offset, bytes) for each run of a box with indices, in order; offsets count from the beginning of
+// the field.
 template <class See>
 void each_run(const ExchangeBox& b, std::int64_t element, const See& see) {
   const Strides packed = row_major(b.counts);
@@ -115,7 +117,7 @@ struct Checker {
       if (b.indices[i] < 0) bad(fmt::format("indices[{}] is {}; expected 0 or more", i, b.indices[i]));
   }
 
-  // An element of the field that a box with indices has twice.
+  // Returns an element of the field that a box with indices has twice, if there is one.
   static std::optional<std::int64_t> element_twice(const ExchangeBox& b) {
     std::vector<std::int64_t> all;
     all.reserve(static_cast<std::size_t>(b.counts.count()));
@@ -171,10 +173,10 @@ struct Placed {
   const std::byte *low, *high;
   std::size_t field;
   bool written;
-  // The number of the box among those that a rank sends to itself; -1: it is not one of them.
+  // The number of the box among the boxes that a rank sends to itself; -1 for any other box.
   int pair;
   const ExchangeBox* box;
-  std::vector<Run> runs;  // of one with indices, sorted; runs that touch are one
+  std::vector<Run> runs;  // the runs of a box with indices, sorted; adjacent runs are joined
   bool listed() const { return !runs.empty(); }
 };
 
@@ -209,7 +211,7 @@ Placed placed(const ExchangePlan& plan, const ExchangeBox& b, const ExchangeFiel
 
 bool meet(const Run& a, const Run& b) { return a.low < b.high && b.low < a.high; }
 
-// Whether a run of `a` and an element of `b`, a box without indices, share a byte.
+// Returns whether a run of `a` and an element of `b`, a box without indices, share a byte.
 bool runs_meet_box(const Placed& a, const Placed& b) {
   const Run all{b.low, b.high};
   const bool one_piece = b.high - b.low == b.view.shape.count() * size_bytes(b.view.dtype);
@@ -220,7 +222,7 @@ bool runs_meet_box(const Placed& a, const Placed& b) {
   });
 }
 
-// Whether two boxes have a byte in common.
+// Returns whether two boxes have a byte in common.
 bool share_memory(const Placed& a, const Placed& b) {
   if (!a.listed() && !b.listed()) return share_memory(a.view, b.view);
   if (!a.listed()) return runs_meet_box(b, a);
@@ -268,15 +270,16 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
   add(plan.sends, false);
   add(plan.receives, true);
   std::sort(boxes.begin(), boxes.end(), [](const Placed& a, const Placed& b) { return a.low < b.low; });
-  // The boxes that are read, and those that are written, which reach beyond where the next one begins. Boxes
-  // that are read may be many at one place; they are not compared with each other.
+  // The boxes so far, those that are read and those that are written, that reach beyond the begin of the next
+  // box. Many boxes may read the same elements, so boxes that are read are not compared with each other.
   std::array<std::vector<const Placed*>, 2> open;
   const auto compare = [&](const Placed& b, std::vector<const Placed*>& others) {
     std::erase_if(others, [&](const Placed* o) { return o->high <= b.low; });
     for (const Placed* o : others) {
-      // Added one after the other.
+      // Boxes that are added to a field may overlap: they are added one after the other.
       if (o->written && b.written && program.adds && o->field == b.field) continue;
-      // The elements stay where they are.
+      // A box that a rank sends to itself may have the same place on both sides: its elements stay where they
+      // are.
       const bool same = o->pair >= 0 && o->pair == b.pair && o->view.data == b.view.data &&
                         o->view.strides == b.view.strides && o->box->indices == b.box->indices &&
                         !program.adds;

@@ -22,13 +22,13 @@ Steps steps_of(const Strides& strides, std::int64_t element) {
   return steps;
 }
 
-// One side of a copy of a box: where its elements are, in bytes.
+// One side of a copy of a box: the places of its elements, in bytes.
 struct Walk {
   Steps steps;
   const std::int64_t* list = nullptr;
 };
 
-// `in_times`, `out_times`: the factors of the steps.
+// The steps of `in` are multiplied by `in_times`, and those of `out` by `out_times`.
 Loops loops_of(const Shape& counts, std::int64_t element, const Walk& in, std::int64_t in_times,
                const Walk& out, std::int64_t out_times) {
   Loops loops(static_cast<std::size_t>(element));
@@ -40,15 +40,15 @@ Loops loops_of(const Shape& counts, std::int64_t element, const Walk& in, std::i
   return loops;
 }
 
-// A box of a plan, in elements. Indices that have one step are none.
+// A box of a plan, in elements. If all indices have the same distance, they are replaced by a stride.
 struct Placed {
   std::int64_t offset;
   Strides strides;
   const std::int64_t* list = nullptr;
-  std::int64_t least = 0, most = 0;  // of the list
+  std::int64_t least = 0, most = 0;  // of the numbers in the list
 };
 
-// The step between all of them; 0: there is none.
+// Returns the distance between each two successive indices if it is the same for all; otherwise 0.
 std::int64_t one_step(const std::vector<std::int64_t>& indices) {
   if (indices.size() == 1) return 1;
   const std::int64_t step = indices[1] - indices[0];
@@ -57,7 +57,7 @@ std::int64_t one_step(const std::vector<std::int64_t>& indices) {
   return step;
 }
 
-// The bytes of a box, from where its field begins.
+// Returns the range of bytes of a box, from the beginning of its field.
 Program::Span span_of(const Shape& counts, const Placed& b, std::int64_t element) {
   std::int64_t low = b.offset, high = b.offset;
   for (int d = 0; d < counts.rank(); ++d) {
@@ -146,7 +146,7 @@ class Compiler {
     p.least = *least;
     p.most = *most;
     const std::int64_t*& list = lists_[&b];
-    if (list == nullptr) {  // several fields often have the same
+    if (list == nullptr) {  // shared, because several fields often have the same list
       if (program_.lists.empty() || program_.lists.back() != b.indices) program_.lists.push_back(b.indices);
       list = program_.lists.back().data();
     }
@@ -194,7 +194,8 @@ class Compiler {
     return bytes;
   }
 
-  // Both ranks must have these alike: the fields, also those without elements, and the boxes.
+  // Describes the values that must be equal on both ranks: the fields, including those without elements, and
+  // the boxes.
   void describe(Program::Side& side) const {
     side.about = fmt::format("{}, {} bytes", fields_text(plan_), side.bytes);
     Fnv1a hash;
@@ -202,7 +203,7 @@ class Compiler {
     hash.add(side.boxes.size());
     const char* between = " of boxes ";
     std::size_t shown = 0;
-    std::size_t told = ~std::size_t{0};  // the field whose first box is in the text
+    std::size_t told = ~std::size_t{0};  // the field whose first box was described last
     for (const Program::Box& b : side.boxes) {
       hash.add(b.field);
       hash.add(static_cast<std::uint64_t>(b.element));
@@ -251,7 +252,8 @@ class Compiler {
 
   const ExchangePlan& plan_;
   Program& program_;
-  std::map<const ExchangeBox*, const std::int64_t*> lists_;  // of boxes: in the program
+  // for each box with indices, its list in the program
+  std::map<const ExchangeBox*, const std::int64_t*> lists_;
 };
 
 const std::byte* in_of(const ExchangeField& f) { return static_cast<const std::byte*>(f.in); }

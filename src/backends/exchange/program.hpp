@@ -1,5 +1,5 @@
-// An ExchangePlan worked out: everything that each transport needs from it. Made once for each plan; never
-// changes; any thread.
+// A prepared ExchangePlan: all data that transports need from it. Made once for each plan; never changes; any
+// thread.
 #pragma once
 
 #include <array>
@@ -19,51 +19,53 @@ struct ExchangeProgram {
   struct Box {
     std::size_t field;
     Shape counts;
-    std::int64_t element, elements;                  ///< bytes of one, and how many
-    std::int64_t offset;                             ///< in this rank's field
+    std::int64_t element, elements;                  ///< the bytes of one element, and the number of elements
+    std::int64_t offset;                             ///< of the box, in this rank's field
     std::array<std::int64_t, Dims::kMaxDims> steps;  ///< there
-    /// The numbers in the place of the indices of dimension 0 there; null: the indices themselves.
+    /// The numbers that replace the indices of dimension 0 in this rank's field; null: the indices
+    /// themselves.
     const std::int64_t* list;
-    std::int64_t at;  ///< in the packed bytes
-    /// The loops between this rank's field and the packed bytes: from the field if the box is sent, to it
-    /// if the box is received.
+    std::int64_t at;  ///< the place in the packed bytes
+    /// The loops between this rank's field and the packed bytes: from the field if the box is sent, to the
+    /// field if the box is received.
     Loops loops;
   };
-  /// The traffic in one direction with one rank. Boxes without elements are left out.
+  /// The boxes that go to one rank, or come from it. Boxes without elements are left out.
   struct Side {
     int peer = 0;
-    std::int64_t bytes = 0, runs = 0;  ///< runs: of bytes in one piece, in this rank's memory
+    std::int64_t bytes = 0, runs = 0;  ///< runs: the number of contiguous runs of bytes in this rank's memory
     std::vector<Box> boxes{};
-    /// Kind add, receiving: for each box the loops from the packed bytes to the sums of its field.
+    /// For kind `add`, if boxes are received: for each box the loops from the packed bytes to the sums of its
+    /// field.
     std::vector<Loops> sums{};
-    /// A hash of everything that both ranks must have alike: fields, and the counts of their boxes.
+    /// A hash of the values that must be equal on both ranks: fields, and the counts of their boxes.
     std::uint64_t form = 0;
-    /// The same in words.
+    /// These values in words.
     std::string about{};
   };
-  /// Bytes [low, high) from where a field begins. Empty: low == high.
+  /// Bytes [low, high), counted from the beginning of a field. Empty if low == high.
   struct Span {
     std::int64_t low = 0, high = 0;
   };
-  /// A box that this rank sends to itself: from `in + from` to `out + to`; kind add: to `sums + to`.
+  /// A box that this rank sends to itself: from `in + from` to `out + to`, or, for kind `add`, to `sums +
+  /// to`.
   struct Own {
     std::size_t field;
     Loops loops;
     std::int64_t from, to;
   };
-  /// Kind add: where the sums of a field are. `at` < 0: in the field itself. Otherwise the sum of the
-  /// field's element at byte `low` stands at byte `at` of the memory of sums; elements are `widen` times as
-  /// far apart there.
+  /// For kind `add`: the place of a field's sums. `at` < 0: the sums are in the field itself. Otherwise the
+  /// sum of the field's element at byte `low` is at byte `at` of the memory of sums, where elements are
+  /// `widen` times as far apart.
   struct Sums {
     std::int64_t at = -1, low = 0, widen = 1;
-    /// The place of the field's element at byte `offset`, counted from where the memory of sums, or the
-    /// field, begins.
+    /// The place of the sum for the field's element at byte `offset`, counted from the beginning of the
+    /// memory of sums, or of the field.
     std::int64_t place(std::int64_t offset) const noexcept {
       return at < 0 ? offset : at + (offset - low) * widen;
     }
   };
-  /// Kind add: a box into which elements are added, and whose sums are not in the field: the loops from the
-  /// field to its sums, and back.
+  /// For kind `add`, a box whose sums are not in the field: the loops from the field to the sums, and back.
   struct Widened {
     std::size_t field;
     Loops widen, round;
@@ -71,7 +73,8 @@ struct ExchangeProgram {
   };
 
   ExchangeProgram(const ExchangePlan& plan, int rank);
-  // Its loops borrow its lists, which stay where they are when it is moved.
+  // The loops borrow the lists, whose elements stay in place when the program is moved; a copy would not have
+  // them.
   ExchangeProgram(const ExchangeProgram&) = delete;
   ExchangeProgram& operator=(const ExchangeProgram&) = delete;
   ExchangeProgram(ExchangeProgram&&) noexcept = default;
@@ -81,39 +84,40 @@ struct ExchangeProgram {
   bool adds = false;
   int rank = 0;
   std::vector<DType> fields{};
-  std::vector<Side> sends{}, receives{};     ///< of other ranks, in the order of the ranks
-  std::vector<Own> own{};                    ///< in the order of the boxes
-  std::vector<Span> sent{}, written{};       ///< of each field: what is read from `in`, and written to `out`
-  std::int64_t in_bytes = 0, out_bytes = 0;  ///< to, and from, other ranks
-  std::vector<Sums> sums{};                  ///< kind add: of each field
+  std::vector<Side> sends{}, receives{};  ///< with other ranks, in the order of the ranks
+  std::vector<Own> own{};                 ///< in the order of the boxes
+  /// for each field: the bytes that are read from `in`, and those that are written to `out`
+  std::vector<Span> sent{}, written{};
+  std::int64_t in_bytes = 0, out_bytes = 0;  ///< bytes to other ranks, and from other ranks
+  std::vector<Sums> sums{};                  ///< for kind `add`: for each field
   std::vector<Widened> widened{};
-  std::int64_t sums_bytes = 0;                     ///< of the memory of sums
-  std::vector<std::vector<std::int64_t>> lists{};  ///< the indices of boxes, where they have no one step
+  std::int64_t sums_bytes = 0;  ///< of the memory of sums
+  /// the indices of boxes whose indices have no constant distance
+  std::vector<std::vector<std::int64_t>> lists{};
 
-  /// Kind add: adds the received elements in the order of the ranks, this rank's own at its place.
-  /// `memory`: where the fields lie. `sums_memory`: sums_bytes of it. `add(i)` adds the elements received
-  /// from receives[i].
+  /// For kind `add`: adds the elements in the order of the ranks; this rank's own elements are added when it
+  /// is this rank's turn. `memory`: the memory of the fields. `sums_memory`: sums_bytes bytes. `add(i)` must
+  /// add the elements that were received by receives[i].
   void add_all(const ExchangeField* memory, std::byte* sums_memory,
                const std::function<void(std::size_t receive)>& add) const;
-  /// The same for one rank's packed bytes; for use in `add`.
+  /// Adds the packed bytes of one rank; for use in `add`.
   void add_packed(std::size_t receive, const std::byte* packed, const ExchangeField* memory,
                   std::byte* sums_memory) const;
-  /// Where the sums of a field begin, so that Sums::place() counts from there.
+  /// Returns the address from which Sums::place() counts.
   std::byte* sums_of(std::size_t field, const ExchangeField* memory, std::byte* sums_memory) const noexcept {
     return sums[field].at < 0 ? static_cast<std::byte*>(memory[field].out) : sums_memory;
   }
   void copy_own(const ExchangeField* memory) const;
 };
 
-/// Up to a whole number of cache lines.
+/// Rounds up to a whole number of cache lines.
 inline std::int64_t on_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/// Throws bad_argument if a plan is wrong in itself: `exchange: box 3 of what is sent to rank 1: field is
-/// 2; expected 0 to 1`. `tail`: the end of each text.
+/// Throws bad_argument if a plan is wrong, whatever fields it gets: `exchange: box 3 of what is sent to rank
+/// 1: field is 2; expected 0 to 1`. `tail`: the end of each text.
 void check_exchange(const ExchangePlan& plan, int rank, int size, const std::string& tail);
-/// Throws bad_argument if these fields cannot be exchanged: one has no memory, or elements that are written
-/// share memory with elements that are read, or with other elements that are written. The time grows with
-/// the number of boxes.
+/// Throws bad_argument if a field has no memory, or if elements that are written share memory with elements
+/// that are read, or with other elements that are written. The time grows with the number of boxes.
 void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& program,
                            const ExchangeField* fields, const std::string& tail);
 

@@ -15,8 +15,8 @@
 namespace weft::gloo_backend {
 namespace {
 
-// The family, port and host of an address, without the other fields of its struct; empty if it is no Internet
-// address.
+// Returns family, port and host of an address, without the other fields of its struct; empty if it is no
+// Internet address.
 std::string ends_at(const sockaddr_storage& address) {
   const auto bytes = [](const auto&... parts) {
     std::string all;
@@ -92,6 +92,6 @@ void close_on_exec(std::span<const std::vector<char>> addresses) noexcept try {
     }
   for (const int fd : all)
     if (sockets.count(fd) == 0 && watches(fd, sockets)) mark(fd);
-} catch (...) {}  // no memory: they stay as they are
+} catch (...) {}  // no memory: the descriptors stay as they are
 
 }  // namespace weft::gloo_backend

@@ -36,7 +36,8 @@ constexpr int kAttempts = 4;
 constexpr std::uint64_t kHello = 0x43ull << 56;  // slot, see links.cpp
 // How long a rank of another host may take to join the next attempt; a live rank joins at once.
 constexpr Duration kComesAgain = std::chrono::seconds(2), kComesAgainAtMost = std::chrono::seconds(10);
-constexpr Duration kAnswer = std::chrono::milliseconds(500);  // of the store, once a deadline has passed
+// how long the store may take to answer after a deadline has passed
+constexpr Duration kAnswer = std::chrono::milliseconds(500);
 constexpr std::string_view kMade = "made";
 
 using Token = std::array<char, 16>;
@@ -78,8 +79,8 @@ Error lost(const GroupInit& b, const std::vector<int>& ranks, std::string_view w
                        .ranks = ranks});
 }
 
-// If a get() times out, it checks whether the process that was to set the key has ended; if so, it throws
-// peer_lost. Keys that the process set before it ended still count.
+// If a get() times out, this store checks whether the process that should set the key has ended, and then
+// throws peer_lost. Keys that the process has set before its end still count.
 class WatchingStore final : public ForwardingStore {
  public:
   WatchingStore(const GroupInit& b, std::vector<pid_t> processes)
@@ -107,9 +108,9 @@ class WatchingStore final : public ForwardingStore {
 class Attempt {
  public:
   Attempt(const GroupInit& b, const transport::tcp::attr& where, int number);
-  /// Returns the group, or null if all ranks have failed() or some have thrown.
+  /// Returns the group. Returns null if this attempt has failed on all ranks, or if some ranks have thrown.
   std::shared_ptr<::gloo::Context> run(Deadline comes, const std::string& former);
-  /// The reason: the text of one of the ranks that failed.
+  /// The reason of the failure: the text of one of the ranks that failed.
   const std::string& failed() const noexcept { return failed_; }
 
  private:
@@ -128,7 +129,7 @@ class Attempt {
   const std::shared_ptr<transport::Device> device_;
   const std::shared_ptr<transport::Context> connections_;
   std::vector<Token> tokens_;                 // by rank
-  std::vector<std::vector<char>> addresses_;  // where this process listens for this rank
+  std::vector<std::vector<char>> addresses_;  // the addresses at which this process listens for this rank
   Deadline limit_;
   int connecting_ = -1;
   std::string failed_;
@@ -150,7 +151,7 @@ Attempt::Attempt(const GroupInit& b, const transport::tcp::attr& where, int numb
   close_on_exec(own_addresses());
 }
 
-// The addresses at which this rank listens, one for each other rank.
+// Returns the addresses at which this rank listens, one for each other rank.
 std::vector<std::vector<char>> Attempt::own_addresses() const {
   std::vector<std::vector<char>> all;
   for (int r = 0; r < b_.size; ++r)
@@ -215,7 +216,7 @@ void Attempt::connect_and_greet() {
     if (of(theirs) != of(tokens_)) throw std::runtime_error("it was not that rank which connected");
   });
   each([&] { out->waitSend(left()); });
-  // The accepted connections and the opened ones: now all are present.
+  // The ends of accepted and of opened connections; all of them are present now.
   std::vector<std::vector<char>> ends = own_addresses();
   ends.insert(ends.end(), addresses_.begin(), addresses_.end());
   close_on_exec(ends);
@@ -226,7 +227,7 @@ std::string Attempt::settle(std::string_view verdict) {
   return b_.store->compare_set(key("verdict"), "", verdict, Deadline::after(kAnswer));
 }
 
-// A rank that could not connect sets the verdict. If all ranks could connect, the last one sets the verdict
+// A rank that could not connect sets the verdict. If all ranks could connect, the last rank sets the verdict
 // that all are connected.
 void Attempt::tell(const std::optional<std::string>& trouble) {
   if (trouble) {
@@ -248,7 +249,7 @@ std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string&
   // Attempts share the remaining time; the last attempt gets all of it.
   limit_ = Deadline::after(b_.deadline.left() / (kAttempts - number_));
   std::string verdict;
-  std::exception_ptr gone;  // the store, or a rank that has given up or ended
+  std::exception_ptr gone;  // an error of the store, or of a rank that has given up or ended
   // Ends the connections if another rank could not connect, so that this rank does not wait for it.
   std::thread listener([&] {
     try {
@@ -285,7 +286,7 @@ std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string&
 
 std::shared_ptr<::gloo::Context> connect_all(const GroupInit& asked, const transport::tcp::attr& where,
                                              std::vector<pid_t> processes) {
-  const NoSignals inherited;  // by Gloo's own thread, too
+  const NoSignals inherited;  // Gloo's own thread inherits this, too
   GroupInit b = asked;
   b.store = std::make_shared<WatchingStore>(asked, std::move(processes));
   std::string former;
@@ -298,7 +299,7 @@ std::shared_ptr<::gloo::Context> connect_all(const GroupInit& asked, const trans
       if (made) return made;
       former = attempt.failed();
     } catch (
-        const ::gloo::Exception& e) {  // no descriptors, no such interface: not a matter of another attempt
+        const ::gloo::Exception& e) {  // no descriptors, or no such interface: another attempt would not help
       throw Error(Failure{.code = ErrorCode::system,
                           .text = fmt::format("group \"{}\": gloo cannot listen: {} [rank {}]", b.name,
                                               with_limits(e.what()), b.rank),

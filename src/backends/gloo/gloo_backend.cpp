@@ -1,6 +1,6 @@
-// Gloo over TCP. A collective is Gloo's own if that is faster than an exchange between all pairs. Before each
-// collective, the ranks send each other what they are about to call, because Gloo ends the process if calls
-// differ.
+// Gloo over TCP. The backend uses Gloo's own collective if that is faster than an exchange between all pairs.
+// Before each collective, the ranks announce their calls to each other, because Gloo ends the process if
+// calls differ.
 #include <fmt/format.h>
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
@@ -32,13 +32,14 @@ namespace weft::gloo_backend {
 namespace {
 
 constexpr std::uint64_t kExchange = 0x42ull << 56;  // slots of exchange(), see links.cpp
-constexpr std::uint64_t kBootstrapInfo = 2;         // its form
-// Deadlines are the group's.
+constexpr std::uint64_t kBootstrapInfo = 2;         // the version of its form
+// Gloo gets no time-out, because the group watches the deadlines.
 constexpr auto kForever = std::chrono::milliseconds(std::chrono::hours(24 * 30));
 
 ::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
 
-// Gloo does not authenticate its clients, so the user chooses the network on which Gloo listens.
+// Returns the network on which Gloo listens. The user must choose it, because Gloo does not authenticate its
+// clients.
 ::gloo::transport::tcp::attr chosen_interface(const GroupInit& b, std::string_view because) {
   const auto name = env::get("WEFT_INTERFACE");
   if (!name)
@@ -55,7 +56,7 @@ constexpr auto kForever = std::chrono::milliseconds(std::chrono::hours(24 * 30))
 
 struct Connection {
   std::shared_ptr<::gloo::Context> context;
-  std::vector<pid_t> processes;  // by rank; 0: it is this one, or of another host
+  std::vector<pid_t> processes;  // by rank; 0: this process, or a process of another host
 };
 
 Connection connect(const GroupInit& b, bool check) {
@@ -95,15 +96,15 @@ Connection connect(const GroupInit& b, bool check) {
   return {context, std::move(processes)};
 }
 
-// Which ranks of this host have died. A broken connection shows a death sooner, but not if the dead rank had
-// forked a child, which is still alive and holds copies of its sockets. Before a rank leaves, it announces
-// its leaving, and its process may end a moment later: so a rank counts as dead only after two looks. For use
-// by one thread at a time.
+// Finds out which ranks of this host have died. A broken connection shows a death sooner, but not if a forked
+// child of the dead rank still holds copies of its sockets. When a rank leaves, it announces this, and its
+// process may end a moment later; so a rank counts as dead only after two looks. For use by one thread at a
+// time.
 class Deaths {
  public:
   explicit Deaths(std::vector<pid_t> processes)
       : processes_(std::move(processes)), ended_(processes_.size()) {}
-  /// `stays(rank)`: whether the rank has not announced that it leaves.
+  /// `stays(rank)` returns whether the rank has not announced that it leaves.
   template <class F>
   std::optional<int> look(const F& stays) noexcept {
     constexpr auto kEvery = std::chrono::milliseconds(200);
@@ -122,12 +123,12 @@ class Deaths {
 
  private:
   const std::vector<pid_t> processes_;
-  std::vector<bool> ended_;  // at the last look
+  std::vector<bool> ended_;  // ended at the last look
   std::size_t next_ = 0;
   Clock::time_point next_look_{};
 };
 
-// Gloo asks for a type, but uses only its size.
+// Gloo requires a type, but uses only its size.
 template <std::size_t kBytes>
 struct Element {
   std::byte bytes[kBytes];
@@ -157,7 +158,7 @@ class GlooBackend final : public BlockingBackend {
                    .text = fmt::format("rank {} was lost: its process has ended", *rank),
                    .ranks = {*rank}});
     return !failed();
-  } catch (const std::exception&) {  // no memory for a text: at the next look
+  } catch (const std::exception&) {  // no memory for a text: tried again at the next look
     return !failed();
   }
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
@@ -189,8 +190,8 @@ class GlooBackend final : public BlockingBackend {
     try {
       carry_out(s);
     } catch (const std::exception&) {
-      // A rank that has agreed to a call leaves only after its part is done, so no call breaks because the
-      // rank leaves.
+      // If calls are compared, a rank leaves only after its part of the agreed calls is done. So a call does
+      // not break because a rank leaves.
       if (check_) throw;
       if (auto why = links_.leaving(s)) throw Error(*std::move(why));
       throw;
@@ -199,7 +200,7 @@ class GlooBackend final : public BlockingBackend {
   }
 
  private:
-  // The environment's variables are read, and bad values refused, before the ranks meet.
+  // Environment variables are read, and bad values refused, before the ranks meet.
   GlooBackend(const GroupInit& b, bool check, UnexpectedLimits unexpected)
       : GlooBackend(b, check, unexpected, connect(b, check)) {}
   GlooBackend(const GroupInit& b, bool check, UnexpectedLimits unexpected, Connection connection)
@@ -221,7 +222,7 @@ class GlooBackend final : public BlockingBackend {
   }
   void carry_out(const OpState& s) {
     switch (s.op) {
-      case Op::barrier: return;  // that was one
+      case Op::barrier: return;  // the comparison of calls was already a barrier
       case Op::all_reduce: return all_reduce(s);
       case Op::reduce: return reduce_to_root(s);
       case Op::broadcast: return broadcast(s);
@@ -273,7 +274,7 @@ class GlooBackend final : public BlockingBackend {
 
   void reduce_to_root(const OpState& s) {
     if (s.in_count == 0) return;
-    std::vector<std::byte> unused;  // Gloo works in `out` everywhere
+    std::vector<std::byte> unused;  // on every rank Gloo works in `out`
     const std::byte* out = s.out;
     if (rank_ != s.root) {
       unused.resize(static_cast<std::size_t>(s.in_count * size_bytes(s.dtype)));
@@ -312,8 +313,8 @@ class GlooBackend final : public BlockingBackend {
     ::gloo::allgather(options);
   }
 
-  // Each block goes directly from its source to its destination, as in Gloo's own gather and all_to_all; in
-  // weft, blocks may lie anywhere.
+  // Sends each block directly from its source to its destination, like Gloo's own gather and all_to_all; but
+  // in weft blocks may lie anywhere.
   void exchange(const OpState& s) {
     const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
     const auto bytes = [&](std::int64_t n) { return static_cast<std::size_t>(n) * element; };

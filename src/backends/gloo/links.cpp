@@ -16,7 +16,7 @@ namespace weft::gloo_backend {
 namespace {
 
 constexpr auto kGoodBye = std::chrono::seconds(2);
-// After this many control messages, a peer is notified that they were read.
+// After this many control messages, this rank notifies the peer that it has read them.
 constexpr std::uint64_t kUnacknowledged = 32;
 
 }  // namespace
@@ -38,11 +38,11 @@ Links::Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, 
     peers_.push_back(std::make_unique<Peer>());
     Peer& peer = *peers_.back();
     peer.rank = r;
-    if (r == context_->rank) continue;  // what a rank sends itself is copied in start()
+    if (r == context_->rank) continue;  // messages of a rank to itself are copied in start()
     peer.in = context_->createUnboundBuffer(peer.incoming.data(), peer.incoming.size());
     try {
       peer.in->recv(r, kControlMessages);
-    } catch (const ::gloo::Exception& e) {  // the peer has made the group, and is gone already
+    } catch (const ::gloo::Exception& e) {  // the peer has made the group, and has already left
       throw Error(Failure{.code = ErrorCode::peer_lost,
                           .text = fmt::format("rank {} was lost while the group was made: {}", r, e.what()),
                           .ranks = {r}});
@@ -52,7 +52,7 @@ Links::Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, 
   try {
     for (auto& peer : peers_)
       if (peer->rank != context_->rank) peer->thread = std::thread([this, p = peer.get()] { read(*p); });
-  } catch (...) {  // no more threads: those that run end first
+  } catch (...) {  // no more threads: the running threads are ended first
     interrupt();
     end_threads();
     throw;
@@ -102,7 +102,7 @@ void Links::interrupt() noexcept {
     std::byte nothing{};
     context_->createUnboundBuffer(&nothing, 1)->waitRecv(std::chrono::milliseconds(1));
   } catch (const std::exception&) {}
-  // But it does not wake a thread that waits for a message of which a part has arrived.
+  // But Gloo does not wake a thread that waits for a message of which a part has arrived.
   for (auto& peer : peers_)
     if (peer->in) peer->in->abortWaitRecv();
 }
@@ -155,8 +155,7 @@ void Links::fetch_matched(Peer& peer) {
 
 // The thread of one peer. It reads until the connection ends, even after the peer has answered this rank's
 // `leave`: the peer's own `leave` may follow, and needs an answer. If a rank stopped reading earlier, the
-// peer would wait until the connection ends; meanwhile the peer would keep another rank waiting, perhaps in a
-// circle.
+// peer would wait until the connection ends, and other ranks would wait for the peer, perhaps in a circle.
 void Links::read(Peer& peer) noexcept {
   ::pthread_setname_np(::pthread_self(), "weft-gloo");
   try {
@@ -178,7 +177,7 @@ void Links::read(Peer& peer) noexcept {
       }
       if (tell) write(peer, ControlMessage{.kind = ControlMessage::Kind::acknowledged});
     }
-  } catch (const std::exception&) {  // closed by one of the two sides, or broken
+  } catch (const std::exception&) {  // one of the two sides has closed the connection, or it has broken
   }
   bool died = false;
   {

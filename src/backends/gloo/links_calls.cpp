@@ -76,7 +76,7 @@ std::vector<LastCall> Links::last_calls(bool announced) const {
   return messages_.last_calls(announced ? LastCall::State::none : LastCall::State::unknown);
 }
 
-// With mutex_ held. Inside a collective of Gloo, a rank may wait for any other rank.
+// Called with mutex_ held. Inside a collective of Gloo, a rank may wait for any other rank.
 std::vector<int> Links::awaited_in(std::uint64_t sequence) const {
   std::vector<int> ranks = calls_.late(sequence);
   if (!ranks.empty()) return ranks;
@@ -85,7 +85,8 @@ std::vector<int> Links::awaited_in(std::uint64_t sequence) const {
   return ranks;
 }
 
-// With mutex_ held. If calls are compared, all of them are announced: their number is their sequence number.
+// Called with mutex_ held. If calls are compared, all calls are announced, so the number of a call is its
+// sequence number.
 std::vector<int> Links::awaited_by(const OpState& s) const {
   return row(s.op).collective ? awaited_in(s.call) : messages_.awaited_by(s);
 }
@@ -94,7 +95,7 @@ OwnCalls Links::own_calls() const {
   return {.awaited = current_ ? awaited_in(*current_) : std::vector<int>(), .last = last_};
 }
 
-// If the connection broke, that rank receives nothing and answers nothing.
+// If the connection has broken, the notice is lost, and that rank does not answer.
 void Links::notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) {
   try {
     write(*peers_[static_cast<std::size_t>(to)],

@@ -1,4 +1,4 @@
-// How Gloo moves the messages between two ranks that PeerMessages has matched.
+// Moves the messages that PeerMessages has matched by Gloo.
 #include <fmt/format.h>
 
 #include "backends/gloo/link_parts.hpp"
@@ -63,7 +63,7 @@ void Links::take_taken(Peer& peer, std::uint64_t number) {
     offered = std::move(found->second);
     peer.offers.erase(found);
   }
-  offered.buffer->waitSend(kForever);  // the bytes are there, so this does not wait
+  offered.buffer->waitSend(kForever);  // the bytes have arrived, so this does not wait
   const std::lock_guard lock(mutex_);
   messages_.sent(*offered.send);
 }
@@ -83,13 +83,13 @@ void Links::start(OpState& s) noexcept {
     if (s.peer == context_->rank) return messages_.send_to_self(s);
     send(s);
   } catch (const std::exception&) {
-    // The connection broke; the peer's thread sees it too and reports it.
+    // The connection has broken; the peer's thread notices and reports that.
   }
 }
 
-// Called with mutex_ held. Two sends with one tag are matched in the order of their control messages. Also,
-// the peer's leave is answered under the lock, so the peer cannot have left unnoticed when the message is
-// written.
+// Called with mutex_ held. Two sends with one tag are matched in the order of their control messages. A
+// `leave` of the peer is also answered under the lock, so this rank knows whether the peer has left when it
+// writes the message.
 void Links::send(OpState& s) {
   const NoSignals guard;
   Peer& peer = *peers_[static_cast<std::size_t>(s.peer)];

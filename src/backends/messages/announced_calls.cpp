@@ -62,8 +62,8 @@ std::string AnnouncedCalls::left_out(const std::vector<bool>& left) const {
   for (int r = 0; r < size_; ++r) {
     if (r == rank_) continue;
     const Peer& other = peer(r);
-    // The next call of that rank, which this rank will not make. If rank r waits there for this rank, rank r
-    // is notified that this rank has left.
+    // The next call of that rank is one that this rank will not make. If rank r waits for this rank in this
+    // call, rank r is notified that this rank has left.
     if (other.compared == called && !other.ahead.empty()) {
       const CallRecord& call = other.ahead.front().record;
       const Rooted rooted = row(call.op).rooted;

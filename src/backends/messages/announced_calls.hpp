@@ -15,25 +15,26 @@
 
 namespace weft {
 
-/// A separate sequence number counts collectives, because not all calls are announced.
+/// Announced collectives have sequence numbers of their own, because not all calls are announced.
 class AnnouncedCalls {
  public:
   AnnouncedCalls(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<std::size_t>(size)) {}
 
-  /// Records a call of this rank; returns its number. compare() must follow, for every rank.
+  /// Records a call of this rank; returns its sequence number. The caller must then call compare() for every
+  /// rank.
   std::uint64_t announce(const Announcement& call, const OpState& s);
-  /// Records a call of rank r. compare() must follow.
+  /// Records a call of rank r. The caller must then call compare(r).
   void arrived(int r, const Announcement& call) { peer(r).ahead.push_back(call); }
   /// Compares the calls that both ranks have made. Returns the mismatch, if there is one.
   std::optional<Failure> compare(int r);
   /// Records that this rank has finished the call.
   void finish(std::uint64_t sequence);
 
-  /// Used when this rank leaves: returns a call that needed no other rank, and that this rank or a rank that
-  /// has left did not make. Returns "" if no such call is known.
+  /// Called when this rank leaves: returns a call that needed no other rank, and that this rank or another
+  /// leaving rank has not made. Returns "" if no such call is known.
   std::string left_out(const std::vector<bool>& left) const;
 
-  /// The number of collectives that rank r has announced here.
+  /// The number of collectives that rank r has announced to this rank.
   std::uint64_t announced_by(int r) const { return peer(r).compared + peer(r).ahead.size(); }
   /// Returns whether rank r has called the same collective.
   bool agrees(int r, std::uint64_t sequence) const { return peer(r).compared > sequence; }
@@ -64,8 +65,8 @@ class AnnouncedCalls {
     std::int64_t largest = 0;
   };
   struct Peer {
-    std::uint64_t compared = 0;      // its calls that were compared
-    std::deque<Announcement> ahead;  // calls that came before this rank called
+    std::uint64_t compared = 0;      // the number of the rank's calls that were compared
+    std::deque<Announcement> ahead;  // calls that arrived before this rank has made them
   };
   const Own& own(std::uint64_t sequence) const { return own_[sequence - first_own_]; }
   Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
@@ -76,7 +77,8 @@ class AnnouncedCalls {
   std::vector<Peer> peers_;
   std::deque<Own> own_;
   std::optional<CallRecord> last_;
-  std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
+  // the sequence number of the first entry of own_; all calls below done_ are finished here
+  std::uint64_t first_own_ = 0, done_ = 0;
 };
 
 }  // namespace weft

@@ -132,7 +132,7 @@ PeerMessages::Kept& PeerMessages::keep(int source, const MessageHead& head) {
   return kept;
 }
 
-// Completes each wait_message that such a message satisfies.
+// Completes each wait_message for which this message is enough.
 void PeerMessages::find(int source, const MessageHead& head) {
   const auto waits = [&](const InFlight& e) {
     return e.call->op == Op::wait_message && e.call->tag == head.tag &&

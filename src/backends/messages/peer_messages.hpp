@@ -1,14 +1,14 @@
-// The messages of one rank with its peers, for every transport that sends messages. This class matches
+// The messages between one rank and its peers, for every transport that sends messages. This class matches
 // messages with receives, and records the calls in flight, the ranks that they wait for, the ranks that have
 // left, and the roll-call. A MessageMedium, which the transport provides, moves the bytes. This header is
 // private, because an ABI for plug-ins would freeze it.
 //
-// A message is a head and its elements. The elements come with the head, or stay with the sender, which
-// offers them. The receive that takes an offered message then fetches the elements. Messages of one source
+// A message is a head and its elements. The elements travel with the head, or they stay with the sender,
+// which offers them; the receive that takes the message then fetches the elements. Messages of one source
 // arrive here in the order in which they were sent.
 //
 // Not thread-safe: the owner must lock if several threads use it. No function waits. The medium's functions
-// are called under that lock, and may call back only if their comment says so.
+// are called under that lock, and may call functions of PeerMessages only if their comment says so.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,8 @@ struct MessageHead {
   std::int32_t tag = 0;
   std::int64_t count = 0;    ///< elements
   bool offered = false;      ///< the elements stay with the sender until they are fetched
-  std::uint64_t number = 0;  ///< of an offer, among those of this source
-  /// The tag of the elements that come with it.
+  std::uint64_t number = 0;  ///< the number of an offer among the offers of this source
+  /// The bytes of the elements that travel with the head.
   std::int64_t bytes() const noexcept { return offered ? 0 : count * size_bytes(dtype); }
 };
 
@@ -40,7 +40,8 @@ struct MessageHead {
 /// number.
 enum class Notice : std::uint8_t { ping, pong };
 
-/// The collectives of a rank that is asked: the ranks that they wait for, and the last one that it called.
+/// The collectives of this rank, for the answer to a ping: the ranks for which they wait, and the last
+/// collective that it has called.
 struct OwnCalls {
   std::vector<int> awaited;
   LastCall last{};
@@ -49,10 +50,10 @@ struct OwnCalls {
 /// The functions that a transport provides for PeerMessages.
 class MessageMedium {
  public:
-  /// Sends a notice, which follows everything sent to that rank before. May drop the notice if the connection
-  /// is broken.
+  /// Sends a notice, behind everything that was sent to that rank before. May drop the notice if the
+  /// connection is broken.
   virtual void notify(int to, Notice notice, std::uint32_t number, std::span<const std::byte> bytes) = 0;
-  /// The elements of an offer go to recv.out; received() follows, perhaps at once.
+  /// Fetches the elements of an offer to recv.out, and then calls received(), perhaps at once.
   virtual void fetch(OpState& recv, int source, std::uint64_t number) = 0;
   /// Reports that the message is done, and no longer in flight. `found`: for a send, the message that was
   /// sent.
@@ -62,8 +63,8 @@ class MessageMedium {
   virtual void refuse(OpState& s, Failure why) = 0;
   /// Returns whether a message in flight is done although PeerMessages has not been notified yet.
   virtual bool over(const OpState&) const { return false; }
-  /// Returns memory for elements that no receive waits for; empty: PeerMessages allocates the memory. Throws
-  /// if the memory cannot be had.
+  /// Returns memory for elements for which no receive waits. If the result is empty, PeerMessages allocates
+  /// the memory. Throws if there is no memory.
   virtual Storage room_for(std::size_t) { return {}; }
   /// The collectives of this rank, for the answer to a ping and for last_calls().
   virtual OwnCalls own_calls() const { return {}; }
@@ -76,11 +77,11 @@ class PeerMessages {
  public:
   PeerMessages(MessageMedium& medium, int rank, int size, UnexpectedLimits limits);
 
-  // Calls of this rank. Each call is in flight until done() or refuse() of the medium, or ended().
-  /// A recv takes a message that has arrived, or waits for one; a wait_message does likewise, but leaves the
-  /// message in the queue.
+  // --- Calls of this rank. Each call is in flight until done() or refuse() of the medium, or ended().
+  /// Begins a recv or a wait_message. A recv takes a message that has arrived, or waits for one; a
+  /// wait_message leaves the message in the queue.
   void receive(OpState& s);
-  /// Begins a send, which the transport carries out: sent() or ended() follows.
+  /// Begins a send, which the transport carries out; the transport then calls sent() or ended().
   void begin_send(OpState& s);
   /// Copies a send to this rank itself, and completes it.
   void send_to_self(OpState& s);
@@ -89,68 +90,70 @@ class PeerMessages {
   void received(OpState& recv);
   /// Reports that the call is over, however it ended. Ignores a call that is not in flight.
   void ended(const OpState& s) noexcept;
-  /// Records that the rank waits in this call; last_message() describes the call that was recorded last.
+  /// Records that this rank waits in this call; last_message() describes the call that was recorded last.
   void waits_in(const OpState& s) noexcept;
 
-  // Events from peers.
+  // --- Events from peers.
   /// Reports that a message has arrived, with all its elements or as an offer. Returns a failure if no
-  /// receive waits for the message and there is no room for it: the message cannot be left waiting, since all
-  /// later messages of its source are behind it.
+  /// receive waits for the message and there is no room for it. (The message cannot stay in the transport,
+  /// because all later messages of its source are behind it.)
   [[nodiscard]] std::optional<Failure> arrived(int source, const MessageHead& head,
                                                std::span<const std::byte> elements);
   /// claim() and completed() do the work of arrived() in two steps, for elements that arrive piece by piece.
-  /// Returns the receive that takes the message; the elements may be written to its `out`, and received()
-  /// follows. Returns null if no receive waits for the message, or if it does not fit; in the second case
-  /// refuse() of the medium was called.
+  /// claim() returns the receive that takes the message: the caller writes the elements to its `out`, and
+  /// then calls received(). It returns null if no receive waits for the message, or if the message does not
+  /// fit the receive; then it has called refuse() of the medium.
   OpState* claim(int source, const MessageHead& head);
   /// Returns a failure if there is no room for a message that no receive has claimed.
   std::optional<Failure> no_room(int source, const MessageHead& head) const;
-  /// Reports that all elements of an unclaimed message are there. A receive may have been posted meanwhile.
+  /// Reports that all elements of an unclaimed message have arrived. A receive may have been posted
+  /// meanwhile.
   void completed(int source, const MessageHead& head, Storage elements);
   void received_notice(int source, Notice notice, std::uint32_t number, std::span<const std::byte> bytes);
-  /// Reports that rank r has announced this call, without being asked.
+  /// Reports that rank r has announced this call without a ping.
   void called(int r, const CallRecord& record);
   /// To be called when rank r sends nothing any more.
   void left(int r) { left_[static_cast<std::size_t>(r)] = true; }
 
-  // Queries.
+  // --- Queries.
   std::optional<MessageInfo> probe(int source, std::int32_t tag) const;
   bool has_left(int r) const { return left_[static_cast<std::size_t>(r)]; }
   const std::vector<bool>& left_ranks() const noexcept { return left_; }  ///< by rank
-  /// The ranks for which messages in flight wait.
+  /// Returns the ranks for which messages in flight wait.
   std::vector<int> awaited() const;
-  /// The ranks for which this message waits.
+  /// Returns the ranks for which this message waits.
   std::vector<int> awaited_by(const OpState& s) const;
-  /// Returns the ranks that have left and without which a message in flight cannot be done; for a receive
-  /// from any_source they count only if all others have left. Returns an empty list if there are none.
+  /// Returns the ranks that have left and without which a message in flight cannot be done. (For a receive
+  /// from any_source this is so only if all other ranks have left.) Returns an empty list if there are none.
   std::vector<int> lost() const;
-  /// Like lost(), for a message that has not begun yet. A receive for which a message has arrived needs none
-  /// of these ranks any more.
+  /// Like lost(), for a message that has not begun yet. If a message for a receive has already arrived, the
+  /// receive needs no such rank any more.
   std::vector<int> lost(const OpState& s) const;
-  /// The user's message that this rank waits in (see waits_in()); if it waits in none, the oldest message in
-  /// flight.
+  /// Returns the user's message in which this rank waits (see waits_in()), or the oldest message in flight if
+  /// it waits in none.
   LastCall::Message last_message() const noexcept;
 
-  // For time-outs: see Backend::ask(), missing() and last_calls().
-  /// Asks the other ranks whom they wait for, unless it asked them a moment ago.
+  // --- For time-outs: see Backend::ask(), missing() and last_calls().
+  /// Asks the other ranks whom they wait for, unless a recent roll-call serves this call.
   void ask(const OpState& s);
   bool settled(std::span<const int> awaited) { return roll_.settled(awaited); }
   HoldUp found(std::span<const int> awaited) const { return roll_.found(awaited); }
-  /// For a message. `all_answer`: see tell().
+  /// Like Backend::missing(), for a message. `all_answer`: see tell().
   std::vector<int> missing(const OpState& s, std::string& story, bool all_answer = false) const;
   std::vector<LastCall> last_calls(LastCall::State silent) const;
 
  private:
-  static constexpr std::size_t kInFlight = 64;  // of a group
-  static constexpr int kMostPongBytes = 4096;   // beyond it, ranks are left out
+  static constexpr std::size_t kInFlight = 64;  // the calls in flight of a group
+  static constexpr int kMostPongBytes = 4096;   // ranks that do not fit are left out
   struct InFlight {
     OpState* call = nullptr;
-    int peer = -1;  // of a receive from any_source, once it has taken a message, the source
+    // the source; for a receive from any_source it is known when the receive has taken a message
+    int peer = -1;
   };
   struct Kept {
     MessageHead head;
     std::vector<std::byte> own;
-    Storage given;  // by the medium; then `own` is empty
+    Storage given;  // memory of the medium; if it is set, `own` is empty
     const std::byte* elements() const noexcept { return given ? given.data() : own.data(); }
   };
   void start(OpState& s) { in_flight_.push_back({&s, s.peer}); }

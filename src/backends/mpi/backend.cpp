@@ -1,8 +1,8 @@
 // The Backend over MPI. In a collective, each rank first sends a control message with the call to every rank.
-// A rank enters MPI's own collective after the ranks whose data it needs have made the same call. So a
+// A rank enters MPI's own collective when the ranks whose data it needs have made the same call. So a
 // mismatch never reaches MPI, and a time-out names the ranks that had not arrived. Roots of broadcast and
-// scatter, and all ranks but the root of reduce and gather, need nobody's data: they do not wait, and compare
-// later.
+// scatter, and all ranks except the root of reduce and gather, need no data of other ranks: they do not wait,
+// and compare later.
 //
 // After a failure weft leaks everything that MPI may still use: buffers, requests, the communicator.
 #include "backends/mpi/backend.hpp"
@@ -32,11 +32,12 @@
 namespace weft::mpi {
 namespace {
 
-constexpr std::size_t kAhead = 1024;  // calls a rank may be ahead of the comparison
+constexpr std::size_t kAhead = 1024;  // how many calls a rank may be ahead of the comparison
 // How long a failure waits for MPI to take its control messages.
 constexpr auto kFlush = std::chrono::milliseconds(20);
-constexpr auto kLookForPings = std::chrono::milliseconds(20);  // of a rank that waits in another group
-constexpr int kLastLooks = 16;  // a leaving rank stops after this many looks in a row that found nothing
+// how often a rank that waits in another group looks for pings
+constexpr auto kLookForPings = std::chrono::milliseconds(20);
+constexpr int kLastLooks = 16;  // a leaving rank stops after this many looks in a row without a message
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
 
 class MpiBackend final : public Backend, private MessageMedium {
@@ -88,7 +89,7 @@ class MpiBackend final : public Backend, private MessageMedium {
   Step poll(OpState& s) noexcept override {
     const std::lock_guard guard(mutex_);
     if (failed_) return Step::failed;
-    if (!process_.refuses_thread().empty()) return Step::pending;  // its own thread gets it on
+    if (!process_.refuses_thread().empty()) return Step::pending;  // the right thread polls the call later
     Step step = Step::failed;
     attempt(s, [&] {
       const auto turn = process_.lock();
@@ -165,7 +166,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     return found;
   }
 
-  // MPI delivers a ping to a rank only while that rank polls.
+  // Polls, because MPI delivers a ping to a rank only while that rank polls.
   void answer() noexcept override {
     const auto now = Clock::now();
     if (now < looks_for_pings_) return;
@@ -203,11 +204,11 @@ class MpiBackend final : public Backend, private MessageMedium {
   std::vector<LastCall> last_calls() noexcept override try {
     const std::lock_guard guard(mutex_);
     return messages_.last_calls(check_ ? LastCall::State::none : LastCall::State::unknown);
-  } catch (...) {  // out of memory: then without
+  } catch (...) {  // out of memory: no answer then
     return {};
   }
 
-  void announce_sleep(bool) noexcept override {}  // nothing of MPI wakes anybody: traits().rings is false
+  void announce_sleep(bool) noexcept override {}  // MPI wakes no rank: traits().rings is false
 
  private:
   // The memory that MPI may still use after a failure.
@@ -222,8 +223,8 @@ class MpiBackend final : public Backend, private MessageMedium {
   };
   // The state of a collective, in the scratch of its slot.
   struct CollectiveState {
-    std::uint64_t sequence = 0;                         // among those that are announced
-    std::uint64_t first_message = 0, last_message = 0;  // that announced it
+    std::uint64_t sequence = 0;                         // the number among the announced calls
+    std::uint64_t first_message = 0, last_message = 0;  // the control messages that announced it
     bool announced = false, running = false;
   };
   static CollectiveState& collective_state(OpState& s) noexcept {
@@ -238,9 +239,9 @@ class MpiBackend final : public Backend, private MessageMedium {
       if (r != rank_) ranks.push_back(r);
     return ranks;
   }
-  // Lists first the ranks without which this rank cannot do its part, then the ranks that have no room for
-  // its envelope. Inside a collective of MPI, a rank may wait for any other rank; ranks that have not called
-  // are listed first.
+  // Returns first the ranks without which this rank cannot do its part, then the ranks that have no room for
+  // its envelope. Inside a collective of MPI a rank may wait for any other rank; ranks that have not called
+  // come first.
   std::vector<int> awaited_by(const OpState& s) const {
     if (!row(s.op).collective) return messages_.awaited_by(s);
     const std::vector<int> all_late = calls_.late(collective_state(s).sequence);
@@ -251,7 +252,7 @@ class MpiBackend final : public Backend, private MessageMedium {
     if (ranks.empty()) ranks = all_late;
     return ranks.empty() ? others() : ranks;
   }
-  // The ranks for which a control message of this call has not been taken by MPI yet.
+  // Returns the ranks for which MPI has not yet taken a control message of this call.
   std::vector<int> owed(const OpState& s) const {
     const CollectiveState& p = collective_state(s);
     return state_->channel->owed(p.first_message, p.last_message, [&](int r) { return needs(s, rank_, r); });
@@ -333,7 +334,8 @@ class MpiBackend final : public Backend, private MessageMedium {
     flush();
   }
 
-  // Keeps the first cause, and writes the control messages that notify peers of it; flush() must follow.
+  // Keeps the first cause, and writes the control messages that notify peers of it. The caller must then call
+  // flush().
   void raise(const Failure& why) noexcept {
     if (failed_) return;
     failure_ = why;
@@ -349,29 +351,29 @@ class MpiBackend final : public Backend, private MessageMedium {
       std::string text = encode(told);
       text.resize(std::min(text.size(), ControlChannel::kPayload));
       state_->channel->send_others({.kind = Envelope::failure}, std::as_bytes(std::span(text)));
-    } catch (...) {  // MPI itself has failed: peers see it, or run into their deadline
+    } catch (...) {  // MPI itself has failed: peers notice that, or reach their deadline
     }
   }
 
   // Makes MPI send the control messages of raise(): at once or, for a peer that does not poll, when that peer
   // polls. The caller must not use the channel afterwards. Call it under process_.lock(), and not while
-  // control messages are being taken.
+  // control messages are being read.
   void flush() noexcept {
     if (!std::exchange(telling_, false)) return;
     try {
       for (const Deadline end = Deadline::after(kFlush); state_->channel->unsent() > 0 && !end.passed();)
         state_->channel->take([](int, const Envelope&, std::span<const std::byte>) {});
-      // If calls use the program's own memory, MPI is not called: that memory may belong to other code by
-      // then.
+      // If calls use the program's own memory, MPI is not called, because that memory may already belong to
+      // other code.
       if (safe_ && state_->channel->owes()) process_.deliver(*state_->channel);
-    } catch (...) {  // as above
+    } catch (...) {  // MPI itself has failed, as above
     }
   }
 
   // Records this rank's own call and sends it to all ranks.
   void announce(OpState& s) {
     CollectiveState& p = *new (s.scratch.data()) CollectiveState;
-    // The ranks of an all_to_all_v do not know the size of the largest block.
+    // An all_to_all_v is always announced, because its ranks do not know the size of the largest block.
     p.announced = check_ || s.op == Op::all_to_all_v;
     if (!check_) unannounced_ = last_call_of(rank_, LastCall::State::in_flight, record_of(s, size_));
     if (!p.announced) return;
@@ -411,7 +413,7 @@ class MpiBackend final : public Backend, private MessageMedium {
           if (auto why = messages_.arrived(from, head, payload); why && !trouble_) trouble_ = std::move(why);
           return;
         }
-        case Envelope::failure:  // its sender has notified everybody
+        case Envelope::failure:  // the sender has notified all ranks
           failure_ = decode_failure({reinterpret_cast<const char*>(payload.data()), payload.size()});
           failed_ = true;
           process_.poison();
@@ -442,7 +444,7 @@ class MpiBackend final : public Backend, private MessageMedium {
           if (needs(s, r, rank_) && !calls_.agrees(r, p.sequence)) return Step::pending;
         if (calls_.kept() > kAhead) return Step::pending;
       }
-      // All ranks have announced that they are there: a barrier needs no more than that.
+      // All ranks have announced the call, and a barrier needs no more than that.
       if (s.op == Op::barrier && p.announced) return finish(s, p);
       state_->rounds.begin(s, p.announced ? calls_.largest(p.sequence) : 0);
       p.running = true;
@@ -451,8 +453,8 @@ class MpiBackend final : public Backend, private MessageMedium {
     return step == Step::done ? finish(s, p) : step;
   }
 
-  // After its call is done, a rank may make no more MPI calls: then messages that MPI has not taken yet would
-  // stay here, and ranks that need them would wait.
+  // A call is done only when MPI has taken its control messages: afterwards the rank might make no more MPI
+  // calls, and ranks that need these messages would wait.
   Step finish(const OpState& s, const CollectiveState& p) {
     if (p.announced) {
       if (!owed(s).empty()) return Step::pending;
@@ -462,7 +464,8 @@ class MpiBackend final : public Backend, private MessageMedium {
     return Step::done;
   }
 
-  // A rank that has left cannot arrive any more; if it arrived before it left, nobody waits for it.
+  // Looks for ranks that have left, and so cannot arrive any more. If a rank arrived before it left, no rank
+  // waits for it.
   void look_for_leavers() {
     std::vector<int> lost = messages_.lost();
     const bool pending = calls_.has_current();
@@ -528,15 +531,16 @@ class MpiBackend final : public Backend, private MessageMedium {
   const int rank_, size_;
   const bool check_, safe_;
   Traits traits_;
-  mutable std::mutex mutex_;  // guards everything below; fail() may be called from any thread
+  mutable std::mutex mutex_;  // guards all members below, because any thread may call fail()
   std::unique_ptr<KeptMemory> state_;
   AnnouncedCalls calls_;
   PeerMessages messages_;
-  std::optional<Failure> trouble_;                        // of a message; raised by the next poll
+  // the failure of a message, which the next poll raises
+  std::optional<Failure> trouble_;
   LastCall unannounced_{.state = LastCall::State::none};  // the last call, if calls are not compared
   Clock::time_point looks_for_pings_{};
   std::atomic<bool> failed_{false};
-  bool telling_ = false;  // control messages of a failure are written, and not flushed
+  bool telling_ = false;  // control messages of a failure are written, but not flushed
   Failure failure_;
 };
 

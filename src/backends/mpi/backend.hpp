@@ -1,4 +1,4 @@
-// The transport, once its ranks have met; group_init.cpp lets them meet.
+// The transport, after its ranks have met; group_init.cpp implements the meeting.
 #pragma once
 
 #include <mpi.h>
@@ -15,7 +15,7 @@ namespace weft::mpi {
 struct Settings {
   bool safe = true, check = true;
   std::int64_t max_count = INT32_MAX;
-  int cores = 0;  // that the ranks of the group may use, all together
+  int cores = 0;  // how many cores the ranks of the group may use together
   UnexpectedLimits unexpected{};
 };
 

@@ -52,7 +52,7 @@ void ControlChannel::reap() {
   }
 }
 
-// Receives match in the order in which they were posted, so the one at the head is the first to complete.
+// Receives match in the order in which they were posted, so the receive at the head completes first.
 const std::byte* ControlChannel::next() {
   int done = 0;
   MPI_Status status;
@@ -74,7 +74,7 @@ void ControlChannel::again() {
 bool ControlChannel::idle() noexcept {
   try {
     take([](int, const Envelope&, std::span<const std::byte>) {});
-  } catch (...) {  // MPI has lost somebody: it is never idle, and leaked
+  } catch (...) {  // MPI has lost a rank: the channel is never idle, and is leaked
     return false;
   }
   return left_ == size_ - 1 && sent_.empty();

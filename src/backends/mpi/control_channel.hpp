@@ -26,9 +26,9 @@ struct Envelope {
   enum Kind : std::uint8_t { call, message, failure, left, ping, pong };  // a ping is answered by a pong
   Kind kind = left;
   DType dtype = DType::u8;  ///< message
-  bool eager = false;       ///< message: the payload is all of it
+  bool eager = false;       ///< message: the payload has all elements
   std::int32_t tag = 0;
-  std::uint32_t number = 0;   ///< message: which of this pair's large ones
+  std::uint32_t number = 0;   ///< message: the number among this pair's large messages
   std::uint32_t payload = 0;  ///< bytes
   std::int64_t count = 0;     ///< message: elements
 };
@@ -37,10 +37,12 @@ struct Envelope {
 class ControlChannel {
  public:
   static constexpr std::size_t kPayload = 4096;
-  static constexpr int kTag = 0;  ///< of control messages; data of large messages has tags from kTag + 1
-  static constexpr int kNumbers = 16384;  ///< large messages of a pair in flight; a ring has 64 slots
+  /// the tag of control messages; data of large messages has tags from kTag + 1
+  static constexpr int kTag = 0;
+  /// numbers for large messages of a pair, which repeat; at most 64 are in flight
+  static constexpr int kNumbers = 16384;
 
-  /// Takes over `comm`.
+  /// Takes ownership of `comm`.
   ControlChannel(MPI_Comm comm, int rank, int size);
   /// Frees the communicator; allowed only when idle().
   ~ControlChannel();
@@ -51,14 +53,15 @@ class ControlChannel {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
 
-  /// Returns the envelope's number among all envelopes that this rank writes here: 1, 2, ...
+  /// Sends an envelope. Returns its number among all envelopes that this rank sends on this channel: 1, 2,
+  /// ...
   std::uint64_t send(int to, Envelope head, std::span<const std::byte> payload = {});
   void send_others(const Envelope& head, std::span<const std::byte> payload = {});
   /// The number of envelopes that MPI has not taken yet.
   std::size_t unsent() const noexcept { return sent_.size(); }
-  /// Returns the ranks for which MPI has not taken one of the envelopes `first` to `last` yet. Only ranks
-  /// count for which `asked(rank)` is true and which have not left. If MPI has not taken a message, it goes
-  /// out only while this process calls MPI.
+  /// Returns the ranks for which MPI has not yet taken one of the envelopes `first` to `last`. Only ranks
+  /// count that have not left, and for which `asked(rank)` is true. A message that MPI has not taken is sent
+  /// only while this process calls MPI.
   template <class Asked>
   std::vector<int> owed(std::uint64_t first, std::uint64_t last, const Asked& asked) const {
     std::vector<int> ranks;
@@ -67,13 +70,13 @@ class ControlChannel {
         ranks.push_back(s.to);
     return ranks;
   }
-  /// Like owed(), for one envelope: returns whether any rank is owed it.
+  /// Returns whether MPI has not yet taken this envelope for some rank.
   bool owes(std::uint64_t number) const {
     return !owed(number, number, [](int) { return true; }).empty();
   }
 
-  /// Passes arrived control messages to take(from, envelope, payload), a bounded number of them. Returns
-  /// whether there was any message.
+  /// Passes a bounded number of arrived control messages to take(from, envelope, payload). Returns whether
+  /// there was any message.
   template <class Take>
   bool take(const Take& take) {
     reap();
@@ -99,7 +102,8 @@ class ControlChannel {
       if (!gone_[static_cast<std::size_t>(s.to)]) return true;
     return false;
   }
-  /// Returns whether all peers have left and all our control messages are sent: nothing will arrive any more.
+  /// Returns whether all peers have left and all control messages of this rank are sent, so that nothing will
+  /// arrive any more.
   bool idle() noexcept;
 
  private:
@@ -112,7 +116,7 @@ class ControlChannel {
     std::uint64_t number;
   };
   const std::byte* next();  // the envelope at the head of the posted receives, or null
-  void again();             // its receive is posted again
+  void again();             // posts the receive of this envelope again
   void reap();
   MPI_Comm comm_;
   int rank_, size_;

@@ -31,7 +31,7 @@ constexpr std::uint64_t kLayout =
               ControlChannel::kPayload, ControlChannel::kTag, ControlChannel::kNumbers, Messages::kEager,
               Messages::kPieceBytes, Rounds::kStageBytes, Rounds::kLeastBlockBytes);
 
-constexpr int kMostTag = 32767;  // MPI has tags up to it at least
+constexpr int kMostTag = 32767;  // every MPI has tags up to this value
 
 // The information that each rank publishes through the store.
 struct BootstrapInfo {
@@ -120,7 +120,7 @@ int next_tag(const GroupInit& b) {
   }
 }
 
-// A communicator that is being made. The object may outlive the call that asked for it.
+// A communicator that is being made. The object may exist longer than the call that requested it.
 struct Making {
   std::vector<int> world_ranks;
   int tag = 0;
@@ -146,8 +146,8 @@ MPI_Comm make_comm(const GroupInit& b, Process& process, const std::vector<Boots
   const auto making = std::make_shared<Making>();
   for (const BootstrapInfo& info : infos) making->world_ranks.push_back(info.world_rank);
   making->tag = infos[0].tag;
-  // MPI_Comm_create_group blocks. If MPI does not allow several threads, the call cannot be left in a
-  // separate thread; then groups with ranks in common must be made in one order.
+  // MPI_Comm_create_group blocks. If MPI does not allow several threads, the call cannot run in a separate
+  // thread, which could be left behind; groups with common ranks must then be made in one order.
   if (!process.multiple()) {
     const auto turn = process.lock();
     making->run();
@@ -193,7 +193,8 @@ std::unique_ptr<Backend> make(const GroupInit& b) {
                       .cores = cores};
     if (b.rank == 0) own.tag = next_tag(b);
     const std::vector<BootstrapInfo> infos = exchange(b, own);
-    for (const BootstrapInfo& info : infos) cores |= info.cores;  // of several hosts, which are bound alike
+    // the infos may be of several hosts, whose ranks are bound in the same way
+    for (const BootstrapInfo& info : infos) cores |= info.cores;
     comm = make_comm(b, process, infos);
     withdraw(b, "mpi/here");  // all have entered MPI_Comm_create_group
     withdraw(b, "mpi/info");

@@ -51,8 +51,8 @@ bool Messages::over(const OpState& s) const {
   return t.phase == Phase::done || (t.phase == Phase::written && !channel_.owes(t.envelope));
 }
 
-// Removes finished pieces from the front, and adds new ones at the back. Sender and receiver divide a message
-// into equal pieces.
+// Removes finished pieces at the front, and adds new pieces at the back. Sender and receiver divide a message
+// in the same way.
 bool Messages::advance(Transfer& t) {
   const OpState& s = *t.call;
   const bool sends = s.op == Op::send;

@@ -44,12 +44,14 @@ constexpr const char* kLibraryText = "MPICH Version:";
 namespace {
 
 constexpr auto kFarewell = std::chrono::seconds(2);  // how long the exit waits for peers to leave groups
-constexpr auto kDelivery = std::chrono::minutes(5);  // how long a failure is kept for peers that do not look
+// how long weft tries to send a failure to peers that do not poll
+constexpr auto kDelivery = std::chrono::minutes(5);
 constexpr auto kCarryNap = std::chrono::milliseconds(20);
 // How long leaving a group waits for MPI to take its control messages.
 constexpr auto kControlDelivery = std::chrono::seconds(2);
 
-// Large enough for either library: the symbol may belong to the other one.
+// Returns the text of the library's version. The buffer is large enough for both libraries, because the
+// symbol may belong to the other one.
 std::string library_text() {
   char text[65536] = {};
   int length = 0;
@@ -57,14 +59,14 @@ std::string library_text() {
   return text;
 }
 
-/// The MPI libraries that are loaded in this process, by the names of their files.
+/// The MPI libraries that this process has loaded, recognised by the names of their files.
 struct Loaded {
-  std::string other;     // path of the other MPI
-  bool sibling = false;  // our plug-in for the other MPI, which may have loaded it
+  std::string other;     // the path of the other MPI
+  bool sibling = false;  // weft's plug-in for the other MPI is loaded, and may have loaded that MPI
 };
 
-// Debian's MPICH is libmpich.so.12; upstream's and its relatives' is libmpi.so.12; Open MPI's is
-// libmpi.so.40.
+// The file of Debian's MPICH is libmpich.so.12; that of upstream's MPICH and its relatives is libmpi.so.12;
+// that of Open MPI is libmpi.so.40.
 bool is_other(std::string_view file) noexcept {
 #if defined(OPEN_MPI)
   return file.starts_with("libmpich.so") || file.starts_with("libmpi.so.12");
@@ -100,16 +102,16 @@ bool is_initialised(const std::string& library) {
   return yes != 0;
 }
 
-// Our own kernels perform reductions that MPI does not define, or that a library gets wrong. Min and max of
-// floats: one quiet NaN, and -0 before +0. They are exact, so any order gives the same bits. Min and max of
-// unsigned integers: MPICH 4.0 compares these integers as signed. Sums and products of 8 and 16 bits: Open
-// MPI 4.1's vector code saturates, but weft's sums wrap.
+// weft's own kernels perform reductions that MPI does not define, or that a library performs wrongly. Min and
+// max of floats: MPI does not define the quiet NaN and the order of -0 and +0. (They are exact, so any order
+// of combination gives the same bits.) Min and max of unsigned integers: MPICH 4.0 compares these integers as
+// signed. Sums and products of 8 and 16 bits: Open MPI 4.1's vector code saturates, but weft's sums wrap.
 template <ReduceOp::Kind kKind>
 void combine(void* in, void* inout, int* count, MPI_Datatype* type) {
   DType dtype = DType::f64;
   for (int d = 0; d < kDTypeCount; ++d)
     if (value_type(static_cast<DType>(d)) == *type) dtype = static_cast<DType>(d);
-  if (dtype == DType::boolean) dtype = DType::u8;  // they share a type, and the result
+  if (dtype == DType::boolean) dtype = DType::u8;  // both have the same MPI type, and the same result
   const std::byte* const ins[] = {static_cast<const std::byte*>(in), static_cast<const std::byte*>(inout)};
   std::byte* const out = static_cast<std::byte*>(inout);
   reduce(dtype, ReduceOp{kKind}, ins, {&out, 1}, *count);
@@ -119,7 +121,8 @@ void combine(void* in, void* inout, int* count, MPI_Datatype* type) {
 
 std::string obstacle() {
   const Loaded found = loaded();
-  const bool linked = !library_text().starts_with(kLibraryText);  // its symbols come before ours
+  // the other library is linked, and its symbols come first
+  const bool linked = !library_text().starts_with(kLibraryText);
   if (!linked && (found.other.empty() || (found.sibling && !is_initialised(found.other)))) return {};
   return fmt::format("the program already carries {}{}; {} needs {}, and a process can have one MPI only",
                      kOther, found.other.empty() ? "" : fmt::format(" ({})", found.other), kBackend,
@@ -167,7 +170,7 @@ MPI_Datatype value_type(DType t) noexcept {
     case DType::f16:
     case DType::bf16:
     case DType::f8e4m3:
-    case DType::f8e5m2: break;  // moved only
+    case DType::f8e5m2: break;  // these dtypes are only moved
   }
   return MPI_DATATYPE_NULL;
 }
@@ -228,7 +231,7 @@ Process::Process(Logger& log, Deadline deadline) {
                                   threads_ == MPI_THREAD_SERIALIZED ? "calls from several threads take turns"
                                                                     : "calls come from its thread only"));
   } else {
-    static bool begun = false;  // under join()'s lock
+    static bool begun = false;  // guarded by join()'s lock
     struct Init {
       int code = MPI_SUCCESS, threads = MPI_THREAD_SINGLE;
     };
@@ -309,8 +312,9 @@ void Process::poison() noexcept {
   poisoned_ = true;
 }
 
-// MPI sends pending messages only while it is called, and the program may not call it for long. Then peers
-// would wait for control messages of a rank whose call is done. A stopped peer takes no messages.
+// First waits a limited time until MPI has taken the control messages. MPI sends pending messages only while
+// it is called, and the program may not call it for a long time; peers would then wait for control messages
+// of a rank whose call is done. (A stopped peer takes no messages.)
 void Process::defer_free(std::unique_ptr<ControlChannel> channel) {
   for (const Deadline limit = Deadline::after(kControlDelivery);
        !channel->idle() && channel->owes() && !limit.passed();)
@@ -344,7 +348,7 @@ void Process::deliver_undelivered() noexcept {
     try {
       u.channel->take([](int, const Envelope&, std::span<const std::byte>) {});
       return !u.channel->owes();
-    } catch (...) {  // MPI has lost somebody
+    } catch (...) {  // MPI has lost a rank
       return true;
     }
   };
@@ -360,11 +364,11 @@ void Process::deliver_undelivered() noexcept {
 }
 
 void Process::finalise(int status) noexcept {
-  ending_ = true;  // deliver_undelivered() looks at it before it calls MPI
-  // MPI itself may be ending the process at this point, from within a call of this thread.
+  ending_ = true;  // deliver_undelivered() checks it before it calls MPI
+  // MPI itself may be ending the process here, from within a call of this thread.
   if (status != 0 || !alive()) return;
   {
-    const std::lock_guard guard(mutex_);  // after the last call of deliver_undelivered()
+    const std::lock_guard guard(mutex_);  // waits for the last call of deliver_undelivered()
     if (poisoned_) return;
   }
   for (const Deadline deadline = Deadline::after(kFarewell); !deadline.passed();) {

@@ -1,5 +1,5 @@
-// The MPI library of this process: who initialised it (the program or weft, once), which threads may call it,
-// and the groups that have ended but are not freed. One source serves Open MPI and MPICH; each plug-in
+// The MPI library of this process: whether the program or weft has initialised it, which threads may call it,
+// and the groups that have ended but are not freed. Open MPI and MPICH share this source; each plug-in
 // compiles it for its library.
 #pragma once
 
@@ -23,10 +23,10 @@ namespace weft::mpi {
 class ControlChannel;
 
 /// Runs f in a separate thread, for MPI functions that block and cannot be cancelled. Returns false if f has
-/// not ended by the deadline: then the thread stays, with everything that it holds.
+/// not ended by the deadline: the thread then continues, and keeps everything that it holds.
 bool run_until(Deadline deadline, std::function<void()> f);
 
-/// The MPI for which this file was compiled, "Open MPI" or "MPICH", and the plug-in's name.
+/// The MPI for which this file was compiled ("Open MPI" or "MPICH"), and the name of the plug-in.
 extern const char* const kLibrary;
 extern const char* const kBackend;
 extern const char* const kBuiltFor;  ///< "Open MPI 4.1.4"
@@ -37,22 +37,23 @@ std::string obstacle();
 /// Throws `system` (or `peer_lost`, if MPI reports that a process has failed) with MPI's own words.
 void must(int code, const char* function);
 
-MPI_Datatype bytes_type(DType t) noexcept;  ///< of the same size, for moving elements
+MPI_Datatype bytes_type(DType t) noexcept;  ///< a type of the same size, for moving elements
 MPI_Datatype value_type(DType t) noexcept;  ///< the type as which MPI reduces it
 
-/// There is one object per process, forever: MPI cannot be initialised twice. Thread-safe.
+/// There is one Process object per process, which is never destroyed, because MPI cannot be initialised
+/// twice. Thread-safe.
 ///
-/// weft requests MPI_THREAD_MULTIPLE. If the program has initialised MPI with a lower level, every MPI call
-/// of ours holds one lock (SERIALIZED), or only the thread that initialised MPI may call (FUNNELED, SINGLE):
-/// calls from other threads are refused.
+/// weft requests MPI_THREAD_MULTIPLE. If the program has initialised MPI with a lower level, weft makes every
+/// MPI call under one lock (SERIALIZED), or refuses calls from threads other than the one that has
+/// initialised MPI (FUNNELED, SINGLE).
 ///
 /// If weft initialised MPI, it finalises MPI when the process exits with status 0 and no group has failed.
 /// Otherwise weft does not finalise MPI, which makes mpirun end the other ranks.
 class Process {
  public:
-  /// Initialises MPI or joins it. Throws unsupported if obstacle() says so or MPI was finalised already;
-  /// timeout if MPI_Init_thread, which may wait for every process of the job, does not end by the
-  /// deadline.
+  /// Initialises MPI, unless it is initialised already. Throws unsupported if there is an obstacle(), or if
+  /// MPI was already finalised; timeout if MPI_Init_thread, which may wait for every process of the job, does
+  /// not end by the deadline.
   static Process& join(Logger& log, Deadline deadline);
   /// Returns whether the program or weft has initialised MPI.
   static bool initialised() noexcept;
@@ -62,26 +63,26 @@ class Process {
   bool multiple() const noexcept { return threads_ == MPI_THREAD_MULTIPLE; }
   /// Returns why this thread may not call MPI; empty: it may.
   std::string refuses_thread() const;
-  /// To be held around MPI calls; with MPI_THREAD_MULTIPLE the lock is empty.
+  /// The caller must hold the returned lock around MPI calls; with MPI_THREAD_MULTIPLE it is empty.
   std::unique_lock<std::mutex> lock();
-  /// The MPI operation for a reduction. Min and max of floats use our own functions: MPI does not define them
-  /// for NaN and signed zeros.
+  /// Returns the MPI operation for a reduction. Min and max of floats use weft's own functions, because MPI
+  /// does not define them for NaN and signed zeros.
   MPI_Op op(ReduceOp::Kind kind, DType dtype) const noexcept;
 
-  /// Returns whether MPI may be called: it was not finalised.
+  /// Returns whether MPI may still be called, because it was not finalised yet.
   static bool alive() noexcept;
-  /// To be called when a failed group is leaked: MPI_Finalize would wait for requests that never end, so it
-  /// is not called.
+  /// To be called when a failed group is leaked: then weft does not call MPI_Finalize, because it would wait
+  /// for requests that never end.
   void poison() noexcept;
-  /// Keeps a group that has ended on this rank until all peers have left, since the peers may still write to
-  /// this group; then frees the group. Call it under lock().
+  /// Keeps a group that has ended on this rank until all peers have left, because peers may still write to
+  /// it; then frees the group. Call it under lock().
   void defer_free(std::unique_ptr<ControlChannel> channel);
   /// Frees the groups that can be freed. Call it under lock().
   void reap() noexcept;
   /// After a failure: starts a thread that sends, for some minutes, the messages of `channel` that MPI has
-  /// not accepted yet. `channel` is never freed. So late peers learn of the failure, whatever the program
-  /// does meanwhile. This needs weft to have initialised MPI with MPI_THREAD_MULTIPLE; otherwise the messages
-  /// go out while the program calls MPI.
+  /// not accepted yet. `channel` is never freed. So late peers are notified of the failure, whatever the
+  /// program does meanwhile. This works only if weft has initialised MPI with MPI_THREAD_MULTIPLE; otherwise
+  /// the messages are sent only while the program calls MPI.
   void deliver(ControlChannel& channel);
 
  private:
@@ -96,11 +97,11 @@ class Process {
   int world_rank_ = 0, world_size_ = 1;
   bool ours_ = false;
   MPI_Op min_ = MPI_OP_NULL, max_ = MPI_OP_NULL, sum_ = MPI_OP_NULL, prod_ = MPI_OP_NULL;  // see combine()
-  std::mutex calls_;  // not MULTIPLE: around every MPI call
+  std::mutex calls_;  // held around every MPI call unless the level is MULTIPLE
   std::mutex mutex_;
   bool poisoned_ = false;
   std::atomic<bool> ending_{false};  // exit() has begun
-  bool delivering_ = false;          // there is a thread that runs deliver_undelivered()
+  bool delivering_ = false;          // a thread runs deliver_undelivered()
   std::vector<Undelivered> undelivered_;
   std::vector<std::unique_ptr<ControlChannel>> deferred_;
 };

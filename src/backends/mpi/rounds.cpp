@@ -11,7 +11,7 @@
 namespace weft::mpi {
 namespace {
 
-// Returns whether that side has a block per rank, rather than one block.
+// Returns whether that side (in or out) has a block per rank, and not one block.
 bool many(Op op, bool in) noexcept {
   switch (row(op).counts) {
     case Counts::in_is_n_out:
@@ -32,8 +32,8 @@ bool many(Op op, bool in) noexcept {
 Rounds::Rounds(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
     : process_(process), comm_(comm), rank_(rank), size_(size), limits_(limits) {}
 
-// Every rank computes the same chunk and number of rounds, from limits and from counts that the ranks have
-// compared.
+// All ranks compute the same chunk and the same number of rounds, from limits and from counts that the ranks
+// have compared.
 void Rounds::begin(const OpState& s, std::int64_t largest) {
   const bool at_root = s.root == rank_;
   in_.present = has_in(s.op, at_root);
@@ -80,7 +80,7 @@ void Rounds::begin(const OpState& s, std::int64_t largest) {
   running_ = false;
 }
 
-// The part of a block that this round moves.
+// Returns the part of a block that this round moves.
 Block Rounds::piece(const OpState& s, bool in, int block) const noexcept {
   const Side& side = in ? in_ : out_;
   Block b{0, in ? s.in_count : s.out_count};
@@ -139,17 +139,17 @@ void Rounds::pack(const OpState& s) {
 void Rounds::unpack(const OpState& s) {
   const std::int64_t element = size_bytes(s.dtype);
   if (!out_.present) return;
-  if (s.op == Op::broadcast && s.root == rank_) {  // MPI's root has one buffer
+  if (s.op == Op::broadcast && s.root == rank_) {  // MPI has only one buffer on the root
     const Block p = piece(s, false, 0);
     std::byte* const to = s.out + p.offset * element;
     if (s.out != s.in && p.count > 0)
       std::memcpy(to, s.in + p.offset * element, static_cast<std::size_t>(p.count * element));
     return;
   }
-  if (s.op == Op::exscan && rank_ == 0) {  // MPI leaves it undefined
+  if (s.op == Op::exscan && rank_ == 0) {  // MPI leaves `out` undefined
     fill_identity(s.dtype, s.reduce.kind, out_.at, out_.elements);
   } else if (is_scan(s.op) && rank_ == (s.op == Op::exscan ? 1 : 0)) {
-    // If MPI has nothing to combine, it only copies, and a bool may keep any number.
+    // If MPI has nothing to combine, it only copies, so a bool may be another number than 0 and 1.
     const std::byte* const copied = out_.at;
     reduce(s.dtype, s.reduce, {&copied, 1}, {&out_.at, 1}, out_.elements);
   }

@@ -1,10 +1,10 @@
 // Performs one collective at a time by MPI's own nonblocking collectives.
 //
-// MPI counts in int, and its requests cannot be revoked. So a call is a sequence of rounds: round k packs
-// elements [k·chunk, (k+1)·chunk) of every block from `in` into a buffer of ours, moves them by one MPI_I*,
-// and unpacks them from another buffer of ours into `out`. The number of rounds depends only on values on
-// which all ranks have agreed. Without safe buffers, a call that fits into one round uses the caller's
-// memory.
+// MPI counts in int, and its requests cannot be revoked. So a call is a sequence of rounds. Round k packs
+// elements [k·chunk, (k+1)·chunk) of every block of `in` into a buffer of weft, moves them by one MPI_I*
+// call, and unpacks them from another buffer of weft into `out`. The number of rounds depends only on values
+// on which all ranks have agreed. If safe buffers are switched off, a call that fits into one round uses the
+// caller's memory.
 #pragma once
 
 #include <mpi.h>
@@ -21,11 +21,11 @@
 namespace weft::mpi {
 
 struct Limits {
-  bool safe = true;            ///< through buffers of ours
-  std::int64_t max_count = 0;  ///< elements that one MPI call counts; > 0
+  bool safe = true;            ///< data goes through buffers of weft
+  std::int64_t max_count = 0;  ///< the most elements of one MPI call; > 0
 };
 
-/// Uninitialised memory that the next call reuses.
+/// Uninitialised memory, which the next call reuses.
 class Stage {
  public:
   Stage() = default;
@@ -50,9 +50,11 @@ class Stage {
 
 class Rounds {
  public:
-  static constexpr std::int64_t kStageBytes = std::int64_t{1} << 20;  ///< of a round, all blocks together
-  static constexpr std::int64_t kLeastBlockBytes = std::int64_t{1}
-                                                   << 14;  ///< of a block in a round, with many ranks
+  /// bytes of a round, all blocks together
+  static constexpr std::int64_t kStageBytes = std::int64_t{1} << 20;
+  static constexpr std::int64_t kLeastBlockBytes =
+      std::int64_t{1}  /// bytes of a block in a round, if there are many ranks
+      << 14;
   Rounds(const Process& process, MPI_Comm comm, int rank, int size, Limits limits);
   /// `largest`: for all_to_all_v, the number of elements in the largest block of any rank; equal on all
   /// ranks.
@@ -66,10 +68,10 @@ class Rounds {
   struct Side {  // `in` or `out` of the call
     bool present = false;
     int blocks = 0;       // 1, or one per rank
-    bool direct = false;  // this round's buffer is the caller's
+    bool direct = false;  // this round uses the caller's memory
     std::byte* at = nullptr;
-    std::int64_t elements = 0;        // of this round, all blocks together
-    std::vector<int> counts, displs;  // of this round, for v-forms; alive until its request is done
+    std::int64_t elements = 0;        // elements of this round, all blocks together
+    std::vector<int> counts, displs;  // for v-forms of this round; kept until its request is done
   };
   Block piece(const OpState& s, bool in, int block) const noexcept;
   void prepare(const OpState& s, bool in);
@@ -81,8 +83,8 @@ class Rounds {
   const MPI_Comm comm_;
   const int rank_, size_;
   const Limits limits_;
-  std::int64_t chunk_ = 0, round_ = 0, rounds_ = 0;  // chunk: elements of a block
-  bool running_ = false;                             // request_ is a round's
+  std::int64_t chunk_ = 0, round_ = 0, rounds_ = 0;  // chunk_: elements of a block per round
+  bool running_ = false;                             // request_ belongs to a round in flight
   MPI_Request request_ = MPI_REQUEST_NULL;
   Side in_, out_;
   Stage in_stage_, out_stage_;

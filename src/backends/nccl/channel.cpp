@@ -9,7 +9,7 @@ namespace weft::nccl {
 void Driver::check(const char* what, Result r, Comm* comm) const {
   if (r == Result::success || r == Result::in_progress) return;
   const char* const last = api.ncclGetLastError(comm);
-  // A remote error means that a peer's process or its network is gone; NCCL does not report which peer.
+  // If NCCL reports a remote error, a peer's process or its network is gone; NCCL does not report which peer.
   throw Error(r == Result::remote_error ? ErrorCode::peer_lost : ErrorCode::system,
               fmt::format("{}: {}{}", what, api.ncclGetErrorString(r),
                           last != nullptr && *last ? fmt::format(" ({})", last) : ""));
@@ -44,7 +44,7 @@ Event EventPool::take() {
   Event e = nullptr;
   driver_.check("cudaEventCreateWithFlags", driver_.api.cudaEventCreateWithFlags(&e, kEventDisableTiming));
   all_.push_back(e);
-  free_.reserve(all_.size());  // so that giving back does not allocate
+  free_.reserve(all_.size());  // so that give_back() does not allocate
   return e;
 }
 
@@ -120,7 +120,7 @@ void Channel::start() {
   try {
     for (const OpState* const s : launching_) enqueue(*s);
   } catch (...) {
-    driver_.api.ncclGroupEnd();  // the first error counts
+    driver_.api.ncclGroupEnd();  // its result is ignored, because the first error counts
     throw;
   }
   driver_.check("ncclGroupEnd", driver_.api.ncclGroupEnd(), comm_);

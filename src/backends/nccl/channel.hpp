@@ -1,16 +1,16 @@
 // A communicator, its stream, and the calls that wait to be started there. Used by one thread at a time.
 //
-// Communicators are non-blocking: NCCL may answer "in progress", and must then be polled until it is done
+// Communicators are non-blocking: NCCL may return "in progress"; weft must then poll it until it is done,
 // before it accepts the next call. So calls are queued, and advance() starts them one after the other. A call
 // goes through three stages:
 //
-//   queued     its `ready` event is recorded on the caller's stream
-//   launching  given to NCCL, behind `ready`, on the channel's stream; NCCL still works on the launch
-//   running    its `done` event is recorded behind it; the device does the rest
+//   queued its `ready` event is recorded on the caller's stream launching given to NCCL on the channel's
+//   stream, behind `ready`; NCCL has not finished the launch running its `done` event is recorded behind it;
+//   the device performs it
 //
-// Either all ranks must start calls together, or all must start them separately: NCCL plans calls that are
-// started together as one. So only the calls of one batch, which the caller made as one batch on every rank,
-// share a group start and end.
+// NCCL plans calls that are started together as one call, so all ranks must start the same calls together.
+// Only the calls of one batch, which the caller has made as one batch on every rank, share a group start and
+// end.
 #pragma once
 
 #include <deque>
@@ -21,11 +21,11 @@
 
 namespace weft::nccl {
 
-/// The table of functions; every result is checked. Throws Error: "ncclAllReduce: invalid usage (…)".
+/// The table of functions. check() throws an Error if a result is wrong: "ncclAllReduce: invalid usage (…)".
 struct Driver {
   const NcclApi& api;
   int device = 0;
-  void check(const char* what, Result r, Comm* comm = nullptr) const;  // in_progress is fine
+  void check(const char* what, Result r, Comm* comm = nullptr) const;  // in_progress is no error
   void check(const char* what, CudaResult r) const;
 };
 
@@ -54,7 +54,7 @@ class EventPool {
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
   Event take();
-  void give_back(Event& event) noexcept;  // null afterwards
+  void give_back(Event& event) noexcept;  // sets `event` to null
 
  private:
   const Driver& driver_;
@@ -68,7 +68,7 @@ enum class Stage : std::uint8_t { queued, launching, running };
 struct Ticket {
   Stage stage = Stage::queued;
   Channel* channel = nullptr;
-  std::uint64_t batch = 0;  ///< calls of one number are started together; 0: alone
+  std::uint64_t batch = 0;  ///< calls with the same number are started together; 0: the call is started alone
   Event ready = nullptr, done = nullptr;
 };
 static_assert(sizeof(Ticket) <= sizeof(OpState::scratch));
@@ -76,7 +76,7 @@ inline Ticket& ticket(OpState& s) noexcept { return *reinterpret_cast<Ticket*>(s
 
 class Channel {
  public:
-  /// `word`: a byte of device memory for barriers. Makes the stream.
+  /// `word`: a byte of device memory for barriers. The constructor makes the stream.
   Channel(const Driver& driver, EventPool& events, int rank, int size, std::byte* word);
   /// Aborts the communicator if it still exists.
   ~Channel();
@@ -87,13 +87,13 @@ class Channel {
   void connect(const UniqueId& id);
   bool connected() const noexcept { return comm_ != nullptr && !busy_; }
   void queue(OpState& s) { queue_.push_back(&s); }
-  /// Takes the steps that are possible now; it does not start calls of `open_batch` yet. Returns whether it
-  /// took a step. Throws.
+  /// Takes the steps that are possible now, but does not start calls of `open_batch` yet. Returns whether it
+  /// took a step. Throws if NCCL reports an error.
   bool advance(std::uint64_t open_batch);
   /// Throws an error that NCCL has found since the launch.
   void check_health() const;
   CudaStream stream() const noexcept { return stream_; }
-  /// Gives up the communicator: the caller must end it.
+  /// Gives the communicator to the caller, which must end it.
   Comm* release_comm() noexcept {
     Comm* const comm = comm_;
     comm_ = nullptr;

@@ -12,10 +12,11 @@
 
 namespace weft::nccl {
 
-inline constexpr Duration kLookAtStore = std::chrono::milliseconds(50);  ///< how often a rank that waits does
+/// how often a waiting rank reads notices of the Store
+inline constexpr Duration kLookAtStore = std::chrono::milliseconds(50);
 inline constexpr auto kNap = std::chrono::microseconds(200);
 
-/// Prepares a thread that makes a few calls for one device: sets the device, and the relaxed capture mode.
+/// Prepares a thread that makes a few calls for one device: sets its device and the relaxed capture mode.
 void begin_thread(const Driver& driver) noexcept;
 
 /// Ends communicators in order. NCCL reports a communicator as finalized when the kernels of all its ranks no

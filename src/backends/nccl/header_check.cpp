@@ -38,7 +38,7 @@ WEFT_CUDA_FUNCTIONS(WEFT_SAME)
 }  // namespace
 }  // namespace weft::nccl
 
-// It includes cuda_runtime.h, which overloads some of the functions above.
+// Included here, because it includes cuda_runtime.h, which overloads some of the functions above.
 #include <nccl.h>
 
 namespace weft::nccl {

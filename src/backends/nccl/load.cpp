@@ -6,7 +6,9 @@
 namespace weft::nccl {
 namespace {
 
-constexpr int kOldest = 21800;  // configurations with split_share, abort of a communicator still being made
+// the first version with split_share in the configuration, and with abort of a communicator that is still
+// being made
+constexpr int kOldest = 21800;
 
 // NCCL writes version 2.18.3 as 21803; before 2.9 it wrote 2.8.3 as 2803.
 std::string version_text(int version) {

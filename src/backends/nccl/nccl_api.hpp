@@ -1,8 +1,8 @@
 // The functions of NCCL and of the CUDA runtime that weft uses, as a table of pointers. weft finds them at
-// run time, so that it builds if neither library is present; or a test's stand-in provides them.
+// run time, so that it builds even if neither library is present; in tests a stand-in provides them.
 //
-// The declarations are our own: the binary interface of NCCL 2.18 and CUDA 11, which later versions keep.
-// header_check.cpp compares them with the real headers if these are present.
+// The declarations are weft's own. They describe the binary interface of NCCL 2.18 and CUDA 11, which later
+// versions keep. header_check.cpp compares them with the real headers if these are present.
 #pragma once
 
 #include <climits>
@@ -39,7 +39,7 @@ enum class DataType : int {  // ncclDataType_t
   f64 = 8,
   bf16 = 9,
 };
-enum class RedOp : int {  // ncclRedOp_t; made ones are larger
+enum class RedOp : int {  // ncclRedOp_t; custom operations have larger numbers
   sum = 0,
   prod = 1,
   max = 2,
@@ -70,7 +70,7 @@ enum class CudaResult : int {  // cudaError_t
   success = 0,
   insufficient_driver = 35,
   no_device = 100,
-  invalid_resource_handle = 400,  // no stream, or one of another device's
+  invalid_resource_handle = 400,  // not a stream, or a stream of another device
   not_ready = 600,
 };
 enum class CaptureStatus : int { none = 0, active = 1, invalidated = 2 };     // cudaStreamCaptureStatus
@@ -78,7 +78,8 @@ enum class CaptureMode : int { global = 0, thread_local_ = 1, relaxed = 2 };  //
 inline constexpr unsigned kEventDisableTiming = 2, kStreamNonBlocking = 1;
 enum class CopyKind : int { device_to_device = 3, by_address = 4 };  // cudaMemcpyKind
 
-// name, result, arguments. No function of the table waits for a stream or a device; a test checks this rule.
+// The columns are: name, result, arguments. No function of the table waits for a stream or a device; a test
+// checks this rule.
 #define WEFT_NCCL_FUNCTIONS(X)                                                                              \
   X(ncclGetVersion, Result, int* version)                                                                   \
   X(ncclGetUniqueId, Result, UniqueId* id)                                                                  \
@@ -135,21 +136,21 @@ struct NcclApi {
 #undef WEFT_MEMBER
 };
 
-/// A table filled from the libraries of this system, or the reason why this failed.
+/// The table of this system's libraries, or the reason why it cannot be filled.
 struct LoadedApi {
   NcclApi api;
   std::string problem;  ///< empty: `api` is complete
 };
-/// Loads from each list the first library that the process has already loaded, or else the first one that can
-/// be loaded. The libraries stay loaded.
+/// Uses from each list the first library that the process has already loaded, or otherwise the first library
+/// that can be loaded. The libraries stay loaded.
 LoadedApi load_api(std::initializer_list<const char*> nccl = {"libnccl.so.2"},
                    std::initializer_list<const char*> cudart = {"libcudart.so.13", "libcudart.so.12",
                                                                 "libcudart.so.11.0"});
 /// The table is loaded at the first call and kept.
 const LoadedApi& loaded_api();
 
-/// Returns why groups cannot be made with it: NCCL is too old, or there is no device. Returns "" if groups
-/// can be made.
+/// Returns the reason why groups cannot be made with this table: NCCL is too old, or there is no device.
+/// Returns "" if groups can be made.
 std::string obstacle(const NcclApi& api);
 /// "NCCL 2.20.5".
 std::string version_text(const NcclApi& api);

@@ -1,6 +1,6 @@
 // Streams: a call runs on the group's own stream, behind an event of the caller's stream. So it runs after
 // all work that was queued on the caller's stream before the call. The caller's stream waits for the call
-// only if the caller requests it (wait_on). Here the host never waits for a device.
+// only if the caller requests it (wait_on). The host never waits for a device in this file.
 //
 // Collectives run on one communicator. Messages cannot share that communicator, because NCCL performs the
 // operations of a communicator one after the other. A send whose receiver is late would hold up everything
@@ -8,12 +8,12 @@
 // destination, tag) has a separate lane: a communicator of the two ranks, made at its first use, in which
 // only the source sends. A message from a rank to itself is a copy.
 //
-// A background thread asks the Store (Notices). Other threads wait for this thread only when the group ends,
-// or fails while the Store answers: half a second at most.
+// A background thread sends all requests to the Store (Notices). Other threads wait for this thread at most
+// half a second, and only when the group ends, or when it fails and the Store answers.
 //
-// Failure: the first cause is a key in the Store. A rank that has a cause, or finds one there, aborts its
-// communicators on a separate thread, because an abort waits for kernels, which wait for streams of the
-// caller. After that, nobody accesses the callers' memory any more.
+// Failures: the first cause is a key in the Store. A rank that has a cause, or finds one in the Store, aborts
+// its communicators on a separate thread, because an abort waits for kernels, which wait for streams of the
+// caller. After the abort no rank accesses the callers' memory any more.
 #include "backends/nccl/nccl_backend.hpp"
 
 #include <fmt/format.h>
@@ -50,14 +50,15 @@ namespace weft::nccl {
 namespace {
 
 constexpr Duration kLookAtMost = std::chrono::milliseconds(500);
-constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before a thread waits for them
-constexpr auto kPart = std::chrono::minutes(10);  // of that thread; then the rest is aborted
+// how long this thread waits for peers to leave; then a separate thread waits
+constexpr auto kLeave = std::chrono::seconds(1);
+constexpr auto kPart = std::chrono::minutes(10);  // how long that thread waits; then it aborts the rest
 constexpr std::size_t kMostLanes = 64;
-// A digest of everything that must be equal on all ranks: the data that they exchange through the store, and
-// the lanes of a group.
+// A digest of what must be equal on all ranks: the data that they exchange through the store, and the number
+// of lanes of a group.
 constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
 
-// CUDA itself reads the variable, at its first use in a process: 1 to 32.
+// Returns the value of the variable, 1 to 32, which CUDA itself reads at its first use in a process.
 int hardware_queues() {
   constexpr int kDefault = 8;
   const int n = parse_integer<int>(env::get("CUDA_DEVICE_MAX_CONNECTIONS").value_or("")).value_or(0);
@@ -79,7 +80,7 @@ class NcclBackend final : public Backend {
   bool quiet() const noexcept override;
   bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override;
   std::vector<LastCall> last_calls() noexcept override;
-  void announce_sleep(bool) noexcept override {}  // nobody rings: a device cannot
+  void announce_sleep(bool) noexcept override {}  // no rank rings, because a device cannot
   void batch(bool begin) noexcept override;
   bool wait_on(OpState& s, Stream stream) noexcept override;
   void check_stream(Stream stream, bool calls) override;
@@ -87,10 +88,10 @@ class NcclBackend final : public Backend {
  private:
   /// The messages of one (source, destination, tag).
   struct Lane {
-    std::unique_ptr<Channel> channel;  // in a lane to the own rank only its stream is used
-    std::string key;                   // under which the source publishes the communicator's id
+    std::unique_ptr<Channel> channel;  // in a lane to this rank itself only its stream is used
+    std::string key;                   // the key under which the source publishes the communicator's id
     bool named = false;                // the id is known
-    bool own = false;                  // a lane to the own rank
+    bool own = false;                  // a lane to this rank itself
     std::deque<OpState*> sends, receives;
   };
 
@@ -119,28 +120,28 @@ class NcclBackend final : public Backend {
   Traits traits_;
   Driver driver_;
 
-  // Guards the members up to the next blank line. Held for a few calls of the driver, never during a wait:
-  // abort() takes the communicators out and ends them outside.
+  // Guards the members up to the next blank line. It is held for a few calls of the driver, and never during
+  // a wait: abort() takes the communicators out, and ends them without the lock.
   std::mutex mutex_;
   std::byte* word_ = nullptr;
   std::unique_ptr<EventPool> events_;
   std::unique_ptr<Channel> main_;
   std::map<std::tuple<int, int, int>, Lane> lanes_;
   std::uint64_t batch_ = 0, open_batch_ = 0;
-  std::uint64_t came_ = 0;  // collectives posted
+  std::uint64_t came_ = 0;  // the number of collectives posted
   LastCall last_{.state = LastCall::State::none};
-  Event probe_ = nullptr;  // recorded on callers' streams, to see whether they are ours
+  Event probe_ = nullptr;  // recorded on callers' streams, to find out whether they belong to this device
 
-  Clock::time_point waits_since_{}, looked_{};  // healthy() alone
+  Clock::time_point waits_since_{}, looked_{};  // used only by healthy()
   std::uint64_t waits_at_ = 0;
-  std::atomic<int> communicators_{1};  // of this rank
+  std::atomic<int> communicators_{1};  // the number of communicators of this rank
 
-  std::mutex raise_mutex_;          // one at a time asks the Store which cause was the first
-  mutable std::mutex cause_mutex_;  // taken last
+  std::mutex raise_mutex_;          // held by the thread that asks the Store for the first cause
+  mutable std::mutex cause_mutex_;  // always locked after the others
   std::atomic<bool> failed_{false};
   Failure cause_;
   std::shared_ptr<Abortion> abortion_;
-  std::unique_ptr<Notices> notices_;  // null: a group of one
+  std::unique_ptr<Notices> notices_;  // null in a group of one rank
 };
 
 NcclBackend::NcclBackend(const NcclApi& api, const GroupInit& b)
@@ -160,7 +161,7 @@ NcclBackend::NcclBackend(const NcclApi& api, const GroupInit& b)
   try {
     connect(b);
     if (store_) notices_ = std::make_unique<Notices>(store_, token_, rank_);
-  } catch (const Error&) {  // the group tells the others
+  } catch (const Error&) {  // the group notifies the others
     main_.reset();
     if (word_ != nullptr) api.cudaFree(word_);
     throw;
@@ -176,7 +177,7 @@ void NcclBackend::connect(const GroupInit& b) {
   main_ = std::make_unique<Channel>(driver_, *events_, rank_, size_, word_);
   UniqueId id{};
   if (rank_ == 0) driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
-  // Each rank announces that it is there, so that absent ranks can be named; NCCL itself only waits.
+  // Each rank announces its arrival, so that absent ranks can be named; NCCL itself only waits.
   const std::string info =
       join(b, "nccl/here", std::string_view(id.bytes, rank_ == 0 ? sizeof(id.bytes) : 0), kLayout)[0];
   std::memcpy(id.bytes, info.data(), std::min(info.size(), sizeof(id.bytes)));
@@ -214,11 +215,11 @@ NcclBackend::~NcclBackend() {
     main_.reset();
     events_.reset();
     driver_.api.cudaFree(word_);
-  } catch (const std::exception&) {  // no device any more: nothing to give back to
+  } catch (const std::exception&) {  // the device is lost: nothing must be freed on it
   }
 }
 
-// Notifies ranks that may still wait for this rank of its leaving: "rank:calls rank:calls …".
+// Notifies ranks that may still wait for this rank that it leaves: "rank:calls rank:calls …".
 void NcclBackend::tell_leave() noexcept {
   if (!store_) return;
   try {
@@ -229,8 +230,8 @@ void NcclBackend::tell_leave() noexcept {
       if (now == there + mine) return;
       there = now;
     }
-  } catch (const std::exception&) {  // the Store has ended before the groups: so have the others
-  }
+    // the Store has ended before the groups, so the other ranks have ended, too
+  } catch (const std::exception&) {}
 }
 
 // Ends the communicators together with the peers; if the peers take long, on a separate thread.
@@ -253,7 +254,7 @@ void NcclBackend::leave() noexcept {
     const NoSignals inherited;
     std::thread(rest).detach();
   } catch (const std::system_error&) {
-    rest();  // no thread to be had: this one waits for the peers
+    rest();  // no thread can be created: this thread waits for the peers
   }
 }
 
@@ -316,7 +317,8 @@ Step NcclBackend::poll(OpState& s) noexcept {
     drop(t);
     found = Step::done;
   });
-  // If this rank has seen that a call finished, that call stays finished; later calls fail.
+  // If this rank has noticed the end of a call, the call stays finished, even if the group has failed; later
+  // calls fail.
   return found != Step::done && failed_.load(std::memory_order_acquire) ? Step::failed : found;
 }
 
@@ -335,7 +337,7 @@ bool NcclBackend::wait_on(OpState& s, Stream stream) noexcept {
 
 void NcclBackend::check_stream(Stream given, bool calls) {
   auto* const stream = static_cast<CudaStream>(given.handle);
-  if (stream == nullptr) {  // a default stream; wait_on() has the group's device current
+  if (stream == nullptr) {  // a default stream; wait_on() has made the group's device the current one
     const Device own{DeviceKind::cuda, static_cast<std::int16_t>(driver_.device)};
     if (given != Stream{} && given.device != own)
       throw Error(ErrorCode::bad_argument,
@@ -445,7 +447,7 @@ void NcclBackend::match_own(Lane& l) {
   }
 }
 
-// The slow path of a waiting rank: now and then it looks at a few keys of the Store, which another thread
+// The slow path of a waiting rank: now and then it checks a few keys of the Store, which another thread
 // reads.
 bool NcclBackend::healthy() noexcept {
   if (failed_.load(std::memory_order_acquire)) return false;
@@ -463,7 +465,8 @@ bool NcclBackend::healthy() noexcept {
       waits_at_ = came;
       waits_since_ = now;
     }
-    // It looks more rarely as the wait goes on, so that a thousand waiting ranks do not overload the Store.
+    // The longer the wait, the more rarely it checks, so that a thousand waiting ranks do not overload the
+    // Store.
     const Duration pause = std::clamp<Duration>((now - waits_since_) / 4, kLookAtStore, kLookAtMost);
     if (now - std::max(looked_, waits_since_) >= pause) {
       looked_ = now;
@@ -473,14 +476,14 @@ bool NcclBackend::healthy() noexcept {
     if (!why) return true;
     raise(*why);
     return false;
-  } catch (const std::exception&) {  // no memory for a look; the deadline still holds
+  } catch (const std::exception&) {  // no memory for the check; the deadline still holds
     return true;
   }
 }
 
 bool NcclBackend::ask(const OpState& s) noexcept try {
   return !notices_ || !row(s.op).collective || notices_->ask(s.call, size_);
-} catch (const std::exception&) {  // no memory for a question
+} catch (const std::exception&) {  // no memory for the request
   return true;
 }
 
@@ -510,15 +513,15 @@ std::vector<LastCall> NcclBackend::last_calls() noexcept try {
   for (int r = 0; r < size_; ++r) calls[static_cast<std::size_t>(r)].rank = r;
   LastCall& own = calls[static_cast<std::size_t>(rank_)];
   const std::lock_guard lock(mutex_);
-  own = last_;  // the group knows whether it is finished
+  own = last_;  // the group knows whether the call is finished
   own.answered = true;
   return calls;
-} catch (const std::exception&) {  // no memory: then without
+} catch (const std::exception&) {  // no memory: the list stays empty
   return {};
 }
 
-// A possible cause of a call that does not end: the device runs kernels of only so many streams at once, and
-// a kernel that is queued behind one that waits for a peer does not begin.
+// Returns a hint for a call that does not end: the device runs kernels of only a limited number of streams at
+// once, and a kernel that is queued behind a kernel that waits for a peer does not begin.
 std::string NcclBackend::oversubscribed() const {
   const int have = communicators_.load(std::memory_order_relaxed);
   const int queues = hardware_queues();
@@ -534,7 +537,7 @@ void NcclBackend::raise(const Failure& why) noexcept {
   if (failed_.load(std::memory_order_acquire)) return;
   Failure first = why;
   if (notices_ && !notices_->answers()) {
-    notices_->raise(why);  // for the other ranks, which may reach the Store, or for a later attempt
+    notices_->raise(why);  // for the other ranks; if the Store does not answer now, it is tried again later
   } else {
     first = first_cause_.raise(why);
   }
@@ -560,7 +563,7 @@ void NcclBackend::abort() noexcept {
   try {
     start_thread("nccl", [abortion] { Abortion::run(abortion); }).detach();
   } catch (const Error&) {
-    Abortion::run(abortion);  // no thread to be had: this one waits for the device
+    Abortion::run(abortion);  // no thread can be created: this thread waits for the device
   }
   const std::lock_guard lock(cause_mutex_);
   abortion_ = abortion;

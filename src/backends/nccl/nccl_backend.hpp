@@ -8,8 +8,8 @@
 
 namespace weft::nccl {
 
-/// Makes the backend on the calling thread's current device. Collective; throws unsupported if `api` cannot
-/// be used here, and timeout that names the ranks that did not come. `api` must outlive the backend.
+/// Makes the backend on the calling thread's current device. Collective. Throws unsupported if `api` cannot
+/// be used here, and timeout that names the missing ranks. `api` must outlive the backend.
 std::unique_ptr<Backend> make_backend(const NcclApi& api, const GroupInit& init);
 
 }  // namespace weft::nccl

@@ -16,10 +16,12 @@
 namespace weft::nccl {
 namespace {
 
-constexpr Duration kLookForKey = std::chrono::milliseconds(1);  // at first; then an eighth of the wait
+// the pause between two looks for a key at first; later an eighth of the time waited
+constexpr Duration kLookForKey = std::chrono::milliseconds(1);
 constexpr Duration kLookForKeyAtMost = std::chrono::milliseconds(20);
-constexpr Duration kFresh = std::chrono::milliseconds(20);  // one question serves all calls due at a time
-constexpr Duration kPause = std::chrono::milliseconds(50);  // after a Store that refused
+// one question serves all calls whose deadlines pass within this time
+constexpr Duration kFresh = std::chrono::milliseconds(20);
+constexpr Duration kPause = std::chrono::milliseconds(50);  // the pause after an error of the Store
 
 }  // namespace
 
@@ -87,7 +89,8 @@ bool Notices::ask(std::uint64_t call, int size) {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
   Question& q = question_;
-  // A rank that had not come when a warning was due may have come since; so the deadline asks again.
+  // A rank that had not arrived when a warning was due may have arrived since, so at the deadline the
+  // question is asked again.
   if (q.state == Question::State::none || q.call != call || (q.settled < now && now - q.settled >= kFresh)) {
     q = {.call = call,
          .size = size,
@@ -139,7 +142,7 @@ void Notices::work() noexcept {
           raise_once(lock) || ask_once(lock) || look_once(lock) || put_one(lock) || fetch_one(lock);
       if (did) continue;
     } catch (const std::exception&) {
-      // The Store has ended, or does not answer: the group's deadlines work without it.
+      // The Store has ended, or does not answer. The group's deadlines work without it.
       answered = false;
       if (!lock) lock.lock();
     }
@@ -194,12 +197,12 @@ bool Notices::ask_once(Lock& lock) {
   }
   lock.lock();
   if (question_.state == State::underway && question_.number == q.number) question_ = std::move(q);
-  return true;  // otherwise it was too late
+  return true;  // if the first cause was not written, another cause was first
 }
 
 namespace {
 
-// The report of a rank about itself: how many collectives it called, and the number, word and count of the
+// The report of a rank about itself: how many collectives it has called, and number, word and count of the
 // last one.
 struct Came {
   std::uint64_t came = 0;
@@ -231,10 +234,10 @@ std::optional<Came> to_came(const std::string& text) {
 
 }  // namespace
 
-// NCCL does not know which ranks are silent. A waiting rank reports in the Store, soon after its wait began,
-// that it waits.
+// Finds the ranks that have not reported. NCCL does not know which ranks are missing, so each waiting rank
+// reports its wait in the Store, soon after the wait has begun.
 void Notices::find_silent(Question& q) {
-  const Deadline answer = Deadline::after(kStoreAnswer);  // of all
+  const Deadline answer = Deadline::after(kStoreAnswer);  // one deadline for all requests
   q.last.assign(static_cast<std::size_t>(q.size), {});
   for (int r = 0; r < q.size; ++r) {
     if (r == rank_) continue;
@@ -289,7 +292,7 @@ bool Notices::fetch_one(Lock& lock) {
   if (value) {
     try {
       store_->remove(key, answer);
-    } catch (const std::exception&) {}  // it stays: it is small
+    } catch (const std::exception&) {}  // the key stays in the Store; it is small
   }
   lock.lock();
   if (value) requested_[key].value = std::move(value);

@@ -1,6 +1,6 @@
 // The notices that the ranks of a group exchange through the Store, on a background thread. A Store may be
-// slow, cut off or stopped. If a thread of the program asked it, that thread would hold the group, for which
-// all threads of the rank wait.
+// slow, cut off or stopped. A thread of the program would own the group while it waits for the Store, and all
+// threads of the rank would wait for the group.
 #pragma once
 
 #include <condition_variable>
@@ -34,31 +34,31 @@ class Notices {
   Notices(const Notices&) = delete;
   Notices& operator=(const Notices&) = delete;
 
-  /// Sets a key soon; tries again if the Store does not answer.
+  /// Requests that a key be set; this is tried again if the Store does not answer.
   void put(std::string key, std::string value);
-  /// Looks for a key until it exists, and removes it from the Store.
+  /// Requests that the thread waits until the key exists, reads it, and removes it from the Store.
   void want(const std::string& key);
-  /// Returns the value of such a key, once.
+  /// Returns the value of a key that want() has requested, once.
   std::optional<std::string> got(const std::string& key);
 
-  /// Requests one look at the notices of the other ranks: has a rank failed, or left before the last of the
-  /// `came` collectives of this rank? The look also reports this rank's collectives to the other ranks.
-  /// found() returns the result. `last`: the last of these collectives.
+  /// Requests one look at the notices of the other ranks: whether a rank has failed, or has left before the
+  /// last of the `came` collectives of this rank. The look also reports this rank's collectives to the other
+  /// ranks. found() returns the result. `last`: the last of these collectives.
   void look(std::uint64_t came, const LastCall& last);
   std::optional<Failure> found() const;
 
-  /// Asks, or goes on asking, which of `size` ranks have not reported that they came to collective `call`.
-  /// Returns true if silent() has the answer, or if the Store has not answered in time.
+  /// Asks, or goes on asking, which of `size` ranks have not reported that they have reached collective
+  /// `call`. Returns true if silent() has the answer, or if the Store has not answered in time.
   bool ask(std::uint64_t call, int size);
-  /// Returns nothing if the Store does not answer.
+  /// Returns the answer to ask(), or nothing if the Store does not answer.
   std::optional<std::vector<int>> silent() const;
   /// The last call that each rank reported in answer to the last question, by rank; State::unknown if a rank
   /// has not reported, or if the Store does not answer.
   std::vector<LastCall> last_calls(int size) const;
-  /// Whether the Store has answered the last question in time. If the Store has not answered, a caller that
-  /// cannot wait does not ask.
+  /// Whether the Store has answered the last question in time. If not, a caller that cannot wait should not
+  /// ask.
   bool answers() const;
-  /// Makes `why` the first cause soon, if there is no first cause yet.
+  /// Requests that `why` becomes the first cause, if there is no first cause yet.
   void raise(const Failure& why);
 
   /// The keys, under the group's token.
@@ -66,7 +66,8 @@ class Notices {
   static std::string left_key(const std::string& token);
 
  private:
-  /// Which ranks have not come to a call; asked again each time, since further ranks may have come.
+  /// The question which ranks have not reached a call. It is asked again each time, because more ranks may
+  /// have arrived.
   struct Question {
     std::uint64_t call = 0;
     int size = 0;
@@ -95,13 +96,13 @@ class Notices {
   const FirstCause first_cause_;
   const std::string token_, came_key_, left_key_;
   const int rank_;
-  std::uint64_t told_ = 0;  // the thread's
+  std::uint64_t told_ = 0;  // used by the thread
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   bool ending_ = false, look_ = false;
   std::uint64_t came_ = 0;
-  LastCall last_{};  // of came_
+  LastCall last_{};  // the last of the came_ collectives
   std::deque<std::pair<std::string, std::string>> puts_;
   std::map<std::string, Requested> requested_;
   std::optional<Failure> found_, to_raise_;

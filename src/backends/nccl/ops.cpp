@@ -1,4 +1,4 @@
-// Each operation as calls of NCCL, made between group start and end. No function here waits.
+// Performs each operation by calls of NCCL, between group start and end. No function here waits.
 #include <bit>
 #include <cstring>
 #include <optional>
@@ -18,7 +18,7 @@ struct Elements {
   }
 };
 
-// Every dtype can be moved as bytes.
+// For moving, every dtype is bytes.
 Elements moved_as(DType t) noexcept { return {DataType::u8, size_bytes(t)}; }
 
 // Sums and averages of complex numbers are the sums and averages of their parts. Never called for a reduction
@@ -46,7 +46,7 @@ Elements reduced_as(DType t) noexcept {
   return {DataType::u8, 0};
 }
 
-// `scale` as an element of the type, in the form that NCCL takes.
+// Returns `scale` as an element of the type, in the form that NCCL takes.
 std::array<std::byte, 8> scalar(double scale, DataType type) noexcept {
   std::array<std::byte, 8> bytes{};
   const auto put = [&](auto value) { std::memcpy(bytes.data(), &value, sizeof(value)); };
@@ -65,8 +65,8 @@ std::array<std::byte, 8> scalar(double scale, DataType type) noexcept {
   return bytes;
 }
 
-/// A reduction in NCCL's form. A custom reduction may be destroyed as soon as the last call that names it has
-/// returned.
+/// A reduction in NCCL's form. NCCL allows that a custom reduction is destroyed as soon as the last call that
+/// uses it has returned.
 class Reduction {
  public:
   Reduction(const Driver& driver, const ReduceOp& op, DataType type, Comm* comm)
@@ -92,7 +92,7 @@ class Reduction {
       case ReduceOp::Kind::logical_and:
       case ReduceOp::Kind::logical_or:
       case ReduceOp::Kind::logical_xor:
-      case ReduceOp::Kind::user: return;  // the traits do not name them
+      case ReduceOp::Kind::user: return;  // the traits do not have these reductions
     }
   }
   ~Reduction() {
@@ -149,7 +149,7 @@ void Channel::enqueue(const OpState& s) const {
   if (row(s.op).reduces) op.emplace(driver_, s.reduce, reduced.type, comm_);
   switch (s.op) {
     case Op::none:
-    case Op::scan:  // NCCL has none of these
+    case Op::scan:  // NCCL does not have these operations
     case Op::exscan:
     case Op::exchange:
     case Op::wait_message: return;
@@ -170,7 +170,7 @@ void Channel::enqueue(const OpState& s) const {
     case Op::reduce_scatter:
       return check("ncclReduceScatter", api.ncclReduceScatter(s.in, s.out, reduced.of(s.out_count),
                                                               reduced.type, *op, comm_, stream_));
-    case Op::reduce_scatter_v:  // a reduction to each rank
+    case Op::reduce_scatter_v:  // performed as a reduction to each rank
       for (int r = 0; r < size_; ++r) {
         const Block block = s.in_blocks[r];
         if (block.count == 0) continue;
@@ -178,11 +178,11 @@ void Channel::enqueue(const OpState& s) const {
                                            reduced.of(block.count), reduced.type, *op, r, comm_, stream_));
       }
       return;
-    case Op::barrier:  // no rank's sum is complete before all ranks have come
+    case Op::barrier:  // performed as a sum, which is complete on no rank before all ranks have arrived
       return check("ncclAllReduce",
                    api.ncclAllReduce(word_, word_, 1, DataType::u8, RedOp::max, comm_, stream_));
-    case Op::send: return send(s, {0, s.in_count}, 1);   // a lane: the sender is rank 0 of two,
-    case Op::recv: return recv(s, {0, s.out_count}, 0);  // the receiver rank 1
+    case Op::send: return send(s, {0, s.in_count}, 1);   // in a lane the sender is rank 0 of two,
+    case Op::recv: return recv(s, {0, s.out_count}, 0);  // and the receiver is rank 1
     case Op::all_gather_v:
     case Op::gather:
     case Op::scatter:

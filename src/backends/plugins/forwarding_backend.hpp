@@ -1,4 +1,4 @@
-// A Backend that passes every call on to another one; a base class for backends that change some of the
+// A Backend that passes every call on to another Backend: the base class of backends that change some
 // functions.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace weft {
 
-/// Forwards the functions of version 6.0 of the ABI. It also forwards exchanges, which are requested only
-/// from a transport that has them. Functions of later minor versions keep their defaults.
+/// Forwards the functions of version 6.0 of the ABI. Also forwards exchanges, which are requested only from a
+/// transport that has them. Functions of later minor versions keep their defaults.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}

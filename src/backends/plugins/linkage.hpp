@@ -1,4 +1,4 @@
-// Whether this weft is libweft.so, to which plug-ins are linked, or a part of a program (libweft.a).
+// Tells whether this code is in libweft.so, to which plug-ins are linked, or in a program (libweft.a).
 #pragma once
 
 namespace weft {

@@ -8,8 +8,8 @@
 namespace weft {
 namespace {
 
-// The traits that the plug-in reports may come from this weft's known_traits(): the plug-in cannot have
-// operations that were added after it was built.
+// Removes operations from the plug-in's traits that were added after it was built: these traits may come from
+// known_traits() of this newer weft.
 class OlderBackend final : public ForwardingBackend {
  public:
   OlderBackend(std::uint32_t minor, std::unique_ptr<Backend> backend)

@@ -8,12 +8,12 @@
 
 namespace weft {
 
-/// The operations that later minors added.
+/// Returns the operations that minors after `minor` have added.
 OpSet ops_after(std::uint32_t minor) noexcept;
 
-/// Returns `backend` unchanged if `minor` is this weft's or newer. The functions that later minors added to
-/// Backend are never called on an older plug-in, because its class ends before them; they have their
-/// defaults. The result has none of ops_after(minor), whatever the plug-in's traits say.
+/// Returns `backend` unchanged if `minor` is that of this weft, or newer. Otherwise the result never calls
+/// functions of Backend that later minors have added, because the plug-in's class ends before them, and uses
+/// their defaults. It has no operation of ops_after(minor), whatever the plug-in's traits say.
 std::unique_ptr<Backend> as_built_for(std::uint32_t minor, std::unique_ptr<Backend> backend);
 
 }  // namespace weft

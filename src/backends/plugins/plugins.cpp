@@ -1,5 +1,5 @@
 // Finding and loading transports. A plug-in is loaded once and never unloaded, because its code may be on the
-// stack of a thread that nobody can end.
+// stack of a thread that cannot be ended.
 #include "weft/backends/plugin.hpp"
 
 #include <dlfcn.h>
@@ -40,8 +40,8 @@ constexpr const char* kEntry = "weft_backend_plugin";
   throw Error(ErrorCode::unsupported, fmt::format("{}: {}", file, what));
 }
 
-// Returns the result of a function of a plug-in. Any exception of it becomes unsupported, with the file's
-// name.
+// Calls a function of a plug-in and returns its result. Any exception of the function becomes unsupported,
+// with the file's name.
 template <class F>
 auto call_plugin(const std::string& file, std::string_view function, const F& f) {
   try {
@@ -63,15 +63,16 @@ Image image_of(const void* address) {
 }
 Image own_image() { return image_of(linked_weft()); }
 
-// The folder of libweft itself.
+// Returns the folder of libweft itself.
 std::string own_folder() {
   std::error_code ignored;
   const fs::path file = fs::canonical(own_image().file, ignored);
   return ignored ? std::string() : file.parent_path().string();
 }
 
-// A plug-in calls the libweft to which the dynamic loader has bound it: if several have one soname, that is
-// the one that the process loaded first. `address`: any address in that libweft.
+// Throws if a plug-in calls another libweft than this one. The dynamic loader decides which libweft a plug-in
+// calls: if several have one soname, the one that the process has loaded first. `address`: any address in the
+// libweft that the plug-in calls.
 void expect_bound_to_this_weft(const std::string& file, const void* address) {
   const Image bound = image_of(address), own = own_image();
   if (bound.base == own.base) return;
@@ -81,7 +82,8 @@ void expect_bound_to_this_weft(const std::string& file, const void* address) {
                      bound.file, own.file));
 }
 
-// A link counts as existing even if its target is missing: then the error says so.
+// Whether a file of this name exists. A link counts as existing even if its target is missing; the error then
+// says so.
 bool exists(const std::string& file) {
   std::error_code ignored;
   return fs::exists(fs::symlink_status(file, ignored));
@@ -138,7 +140,7 @@ std::string why_not_whole(const std::string& path) {
   ElfW(Ehdr) head;
   if (!read_at(head, 0) || std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
       head.e_phentsize != sizeof(ElfW(Phdr)))
-    return {};  // of another machine, or no library at all: dlopen() says so
+    return {};  // a file for another machine, or no library at all: dlopen() reports that
   const auto bytes = static_cast<std::uint64_t>(file.bytes);
   for (unsigned i = 0; i < head.e_phnum; ++i) {
     ElfW(Phdr) part;
@@ -151,7 +153,7 @@ std::string why_not_whole(const std::string& path) {
   return {};
 }
 
-// The plug-in in that file. Throws unsupported.
+// Loads the plug-in in a file. Throws unsupported if that fails.
 BackendPlugin load(const std::string& file, std::string_view name) {
   if (const std::string why = why_not_whole(file); !why.empty()) refuse(file, "cannot be loaded: " + why);
   void* const object = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -163,9 +165,9 @@ BackendPlugin load(const std::string& file, std::string_view name) {
               : with_limits(why);
     refuse(file, "cannot be loaded: " + why);
   }
-  // Looks in the objects that the plug-in needs, before any of its functions is called. The plug-in may be
-  // bound to yet another libweft, whose symbols are global in the process (RTLD_GLOBAL): the plug-in's own
-  // `linked_to` shows that.
+  // Before any function of the plug-in is called, looks for libweft in the objects that the plug-in needs.
+  // The plug-in may be bound to a third libweft, whose symbols are global in the process (RTLD_GLOBAL); its
+  // own `linked_to` shows that.
   if (const void* const needed = ::dlsym(object, "weft_version"); needed != nullptr)
     expect_bound_to_this_weft(file, needed);
   const auto entry = reinterpret_cast<const BackendPlugin* (*)()>(::dlsym(object, kEntry));
@@ -307,7 +309,7 @@ BackendFactory load_backend(Context& context, std::string_view name) {
   if (name == "shm") return make_shm_backend;
   if (name == "auto") return make_auto_backend;
   const FoundPlugin found = find_plugin(context, name);
-  const bool own = known_traits(name) != nullptr;  // weft's own compare their builds as they meet
+  const bool own = known_traits(name) != nullptr;  // weft's own plug-ins compare their builds in join()
   return [file = found.file, plugin = found.plugin, own](const GroupInit& b) {
     if (!own) compare_builds(b);
     std::unique_ptr<Backend> made = plugin.make(b);

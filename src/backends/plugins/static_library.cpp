@@ -1,5 +1,5 @@
-// Part of libweft.a: a plug-in would load libweft.so too, a second weft in the process that knows nothing of
-// the first.
+// Part of libweft.a. A plug-in would also load libweft.so, a second weft in the process, which would not know
+// the first one.
 #include "backends/plugins/linkage.hpp"
 
 namespace weft {

@@ -1,4 +1,4 @@
-// The facts that each rank of a group of shared memory gives the others through the store.
+// The facts that each rank of a group over shared memory gives the other ranks through the store.
 #pragma once
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@ struct BootstrapInfo {
   static constexpr int kMostRegions = 1 << 30;
   int doorbell = 0;
   SingleCopy single_copy = SingleCopy::off;
-  int region = 0;  ///< of rank 0: which of its process's regions is the group's, see region_name()
+  int region = 0;  ///< on rank 0: the number of the group's region in its process, see region_name()
   CpuShare cores;
   ProcessAddress address;
 
@@ -27,7 +27,7 @@ struct BootstrapInfo {
     return fmt::format("{} {} {} {} {}", doorbell, static_cast<int>(single_copy), region, cores.encode(),
                        address.encode());
   }
-  /// Throws mismatch with the text where it is no info.
+  /// Throws mismatch, with the text, if the text is no BootstrapInfo.
   static BootstrapInfo decode(std::string_view text) {
     std::string_view rest = text;
     const auto doorbell = next_integer(rest, 0, HostPeers::kMaxDoorbells - 1);

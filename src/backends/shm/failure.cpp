@@ -1,13 +1,14 @@
-// The handling of failures: the first cause, which ranks are dead, and when memory is safe again.
+// The handling of failures: finds the first cause, the dead ranks, and the time from which memory is safe
+// again.
 //
 // The first rank to notice a failure claims the abort record by compare-and-swap; later causes are dropped,
-// so that all ranks report the same one. After the claim no rank enters a peer's memory: a rank that is
+// so that all ranks report the same cause. After the claim no rank enters a peer's memory: a rank that is
 // about to enter stores `active` and then reads the record, and the rank that aborts claims the record and
-// then reads every `active`. The accesses are sequentially consistent, so one of the two sees the other. A
-// rank may have been inside before the claim. It leaves at the end of its chunk, or it is dead, or it is
-// stopped: then the memory that it might still write gets new pages, and its late writes reach the old
-// ones. If the kernel copies for it (single_copy.hpp), new pages do not help, since the kernel writes to
-// the address: the only remedy is to wait.
+// then reads every `active`. The accesses are sequentially consistent, so one of the two ranks sees the
+// other. A rank may have been inside before the claim. Then it leaves at the end of its chunk, or it is dead,
+// or it is stopped. For a stopped rank, the memory that it might still write gets new pages, and its late
+// writes reach the old pages. If the kernel copies for it (single_copy.hpp), new pages do not help, because
+// the kernel writes to the address; then weft can only wait.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -22,7 +23,7 @@ namespace weft::shm {
 namespace {
 
 constexpr auto kSealPatience = std::chrono::seconds(2);
-// After this time the system is asked whether the claimer runs.
+// After this time weft asks the system whether the claiming rank runs.
 constexpr auto kSealLook = std::chrono::milliseconds(20);
 constexpr auto kSealNap = std::chrono::milliseconds(1);
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
@@ -48,7 +49,7 @@ bool raise(const Group& g, const Failure& why) noexcept {
   return true;
 }
 
-// Where many ranks share few cores a claimer that lives may not run for long.
+// If many ranks share few cores, a claiming rank that is alive may not run for a long time.
 Failure first_cause(const Group& g) {
   const AbortRecord& record = g.control.abort();
   const Deadline patience = Deadline::after(kSealPatience);
@@ -107,9 +108,9 @@ namespace {
 
 enum class Inside { nobody, process, kernel, thread };
 
-// Whether a live rank is inside its peers' memory, and whether one of them cannot be shut out: a thread of
-// this process, or one whose kernel copies to our addresses. Another thread of this rank may be in the middle
-// of a step, too.
+// Returns whether a live rank is inside its peers' memory, and whether new pages do not help against one of
+// them: a thread of this process, or a rank for which the kernel copies to addresses of this process. Another
+// thread of this rank may be in the middle of a step, too.
 Inside inside(const Group& g) noexcept {
   Inside found = Inside::nobody;
   for (int r = 0; r < g.size; ++r) {
@@ -132,7 +133,8 @@ bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exp
   Inside who = inside(g);
   for (; who != Inside::nobody && !deadline.passed(); who = inside(g))
     std::this_thread::sleep_for(kQuiesceNap);
-  if (who != Inside::process) return who == Inside::nobody;  // a thread of this process cannot be shut out
+  // new pages do not help against a thread of this process
+  if (who != Inside::process) return who == Inside::nobody;
   for (const MemoryRange& m : exposed) {
     Arena& arena = arena_of(g.context);
     if (arena.find(m.data, m.bytes) && !arena.evacuate(m.data, m.bytes)) return false;

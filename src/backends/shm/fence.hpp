@@ -6,9 +6,9 @@
 namespace weft::shm {
 
 /// Makes this rank's earlier stores visible to others before its later loads. It follows plain release
-/// stores, and no sequentially consistent store is used instead, so that the words of a cache line go to
-/// the cache together. A locked store would wait for the stores before it. Meanwhile a rank that polls
-/// could fetch the line half written, and this rank would have to fetch it back.
+/// stores, so that the words of a cache line go to the cache together. A sequentially consistent store would
+/// be a locked store, which waits for the stores before it; meanwhile a polling rank could fetch the
+/// half-written line, and this rank would have to fetch it back.
 inline void full_fence() noexcept {
 #if defined(__x86_64__)
   asm volatile("lock; orl $0, (%%rsp)" : : : "memory", "cc");  // faster than mfence

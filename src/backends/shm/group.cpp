@@ -11,12 +11,13 @@
 namespace weft::shm {
 namespace {
 
-// The owner of a new segment may have to be asked for it, and may be stopped. A rank waits this long for an
-// answer, and asks again after the pause.
+// A rank may have to request a new segment from its owner, which may be stopped. The rank waits this long for
+// an answer, and asks again after the pause.
 constexpr auto kMapPatience = std::chrono::milliseconds(50);
 constexpr auto kMapPause = std::chrono::seconds(1);
 
-constexpr int kPathBit = 4;  // of a call word's note: the order is below it, the forced path above
+// the bit of a call word's note at which the forced path begins; the order is below it
+constexpr int kPathBit = 4;
 
 std::string_view forced(Path path) noexcept {
   switch (path) {
@@ -40,7 +41,7 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) cons
   const std::optional<SegmentPlace> place = arena_of(context).find(data, bytes);
   if (!place) return foreign;
   show_segments();
-  for (int r = 0; r < size; ++r)  // every reader must have mapped the segment
+  for (int r = 0; r < size; ++r)  // all readers must have mapped the segment
     if (r != rank && (reader == kEverybody || reader == r) &&
         control.mapped(r, rank).load(std::memory_order_seq_cst) <= place->segment)
       return foreign;

@@ -33,7 +33,7 @@ Path parse_path(const std::string& text) {
                   text));
 }
 
-// Region of a group of one: nobody else ever maps it.
+// Makes the region of a group of one rank, which no other process maps.
 RegionRef private_region(std::size_t bytes) {
   void* data =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -44,13 +44,13 @@ RegionRef private_region(std::size_t bytes) {
   });
 }
 
-// A rank that waits for others outside the store checks the store now and then for a rank that has given
-// up.
+// For a rank that waits for other ranks outside of the store: now and then it checks in the store whether a
+// rank has given up.
 class Looks {
  public:
   explicit Looks(const GroupInit& b) : b_(b) {}
   Deadline next() const { return next_.when() < b_.deadline.when() ? next_ : b_.deadline; }
-  // Throws the first cause, if there is one and it is time to look.
+  // If it is time to check, throws the first cause, if there is one.
   void look() {
     if (!next_.passed()) return;
     throw_first_cause(b_);
@@ -64,7 +64,8 @@ class Looks {
   Deadline next_ = Deadline::after(pause_);
 };
 
-// An error on the way to rank 0. A limit of this process (system) is not rank 0's fault, so it names no rank.
+// Returns the Error for a failure to reach rank 0. A limit of this process (system) is not rank 0's fault, so
+// the Error then names no rank.
 Error about_rank_0(const GroupInit& b, const Error& e) {
   return Error(Failure{.code = e.code(),
                        .text = fmt::format("group \"{}\": rank 0: {}", b.name, e.what()),
@@ -75,7 +76,8 @@ Error about_rank_0(const GroupInit& b, const Error& e) {
 // their regions.
 std::string region_name(const GroupInit& b, int number) { return fmt::format("{}~{}", b.token, number); }
 
-// The group's memory. Rank 0 offers it before the others look for it, and no longer once it has given up.
+// Makes the group's memory. Rank 0 offers it before the others look for it, and ends the offer if it gives
+// up.
 RegionRef offer_region(const GroupInit& b, const std::string& name, std::size_t bytes) {
   try {
     return host_peers_of(b.context).offer(name, bytes);
@@ -101,15 +103,15 @@ RegionRef open_region(const GroupInit& b, PeerProcess& owner, const std::string&
 }
 
 constexpr int kManyRanks = 128;  // from here on a group needs more descriptors than the usual limit
-constexpr std::size_t kOtherDescriptors = 512;  // what the program may need beside one for each rank
+constexpr std::size_t kOtherDescriptors = 512;  // what the program may need in addition to one for each rank
 
-// Time between two checks of a waiting rank for ranks that died or gave up: a millisecond for each rank of
-// the group, within these limits.
+// The time between two checks whether ranks have died or given up: a millisecond for each rank of the group,
+// within these limits.
 constexpr Duration kShortestNap = std::chrono::milliseconds(20);
 constexpr Duration kLongestNap = std::chrono::milliseconds(400);
 constexpr auto kCountPatience = std::chrono::seconds(1);
 
-// The process of each rank, with its doorbell.
+// Finds the process of each rank, and its doorbell.
 void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInfo>& infos) {
   HostPeers& host_peers = host_peers_of(b.context);
   if (b.size >= kManyRanks) {
@@ -127,7 +129,7 @@ void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInf
     try {
       if (!process) process = host_peers.meet(info.address, b.deadline);
     } catch (const Error& e) {
-      // A limit of this process is not the other rank's fault.
+      // Names no rank, because a limit of this process is not the other rank's fault.
       throw Error(Failure{.code = e.code(),
                           .text = fmt::format("group \"{}\": rank {}: {}", b.name, r, e.what()),
                           .ranks = e.code() == ErrorCode::system ? std::vector<int>() : std::vector<int>{r}});
@@ -138,8 +140,8 @@ void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInf
   }
 }
 
-// Waits until all ranks have reached a point in the making of the group. The last one wakes the others,
-// which check now and then whether a rank died or has given up.
+// Waits until all ranks have reached a point in the making of the group. The last rank wakes the others,
+// which check now and then whether a rank has died or given up.
 class Assembled {
  public:
   Assembled(const GroupInit& b, const Group& g)
@@ -160,9 +162,11 @@ class Assembled {
       try {
         look(phase);
       } catch (const Error&) {
-        if (came.load(std::memory_order_seq_cst) < size) throw;  // else it happened after all had come
+        // otherwise it has happened after all ranks had arrived
+        if (came.load(std::memory_order_seq_cst) < size) throw;
       }
-      if (came.load(std::memory_order_seq_cst) < size)  // Others may ask meanwhile who is there.
+      // Meanwhile other ranks may ask which ranks are present.
+      if (came.load(std::memory_order_seq_cst) < size)
         news.sleep(seen, std::min<Duration>({nap_, wait_piece(), b_.deadline.left()}));
     }
   }
@@ -179,7 +183,7 @@ class Assembled {
           .code = ErrorCode::peer_lost,
           .text = fmt::format("group \"{}\": rank {} died while the group was made", b_.name, dead[0]),
           .ranks = dead});
-    looks_.look();  // a rank that has no control region tells it there
+    looks_.look();  // a rank without a control region gives up through the store
     if (phase == 1 && b_.rank == 0) check_admits();
     if (!b_.deadline.passed()) return;
     std::vector<int> missing;
@@ -197,7 +201,8 @@ class Assembled {
             b_.name, all_.came[phase - 1].load(std::memory_order_relaxed), b_.size));
   }
 
-  // The others connect to get the control region. They have to wait if this process has no more descriptors.
+  // The other ranks connect to get the control region. They must wait if this process has no more
+  // descriptors.
   void check_admits() const {
     try {
       host_peers_of(b_.context).check_admits(b_.deadline.passed());
@@ -214,8 +219,9 @@ class Assembled {
   Looks looks_;
 };
 
-// Two phases: all present, so that segments can be mapped; all mapped, so that the first call finds it done.
-// `usable`: this rank may have memory of pairs in its arena.
+// There are two phases. After the first all ranks are present, so that segments can be mapped; after the
+// second all segments are mapped, so that the first call need not map them. `usable`: whether this rank may
+// have memory of pairs in its arena.
 void map_all(const GroupInit& b, Group& g, SingleCopy single_copy, bool may_pull, bool usable) {
   if (!g.one_process) {
     usable &= arena_of(b.context).ensure_segment();
@@ -237,8 +243,8 @@ void map_all(const GroupInit& b, Group& g, SingleCopy single_copy, bool may_pull
   for (int r = 0; r < g.size; ++r) g.pairs_usable &= g.of(r).mapped_all.load(std::memory_order_seq_cst) == 1;
 }
 
-// The infos that all ranks have published. Adds the cores that they may use to `cores`. Throws if a rank
-// has another setting of WEFT_SINGLE_COPY.
+// Returns the infos that all ranks have published, and adds the ranks' usable cores to `cores`. Throws if a
+// rank has another setting of WEFT_SINGLE_COPY.
 std::vector<BootstrapInfo> read_infos(const GroupInit& b, const std::vector<std::string>& texts,
                                       SingleCopy single_copy, CpuShare& cores) {
   std::vector<BootstrapInfo> infos;
@@ -278,7 +284,7 @@ Group init_group(const GroupInit& b) {
   HostPeers& host_peers = host_peers_of(b.context);
   const SingleCopySetting setting = single_copy_setting();
   const SingleCopy single_copy = single_copy_of(setting);
-  // Before the others know of this rank.
+  // Done before the other ranks know this rank.
   const int region = b.size > 1 && b.rank == 0 ? host_peers.next_region_number() : 0;
   if (b.size > 1 && b.rank == 0) g.region = offer_region(b, region_name(b, region), Control::bytes(b.size));
   const std::vector<std::string> texts =

@@ -1,5 +1,5 @@
-// A digest of what must be equal on all ranks of a group: see build.hpp. A constant or a field of control.hpp
-// or paths.hpp that is missing here is found by tests/backends/build_test.cpp.
+// A digest of the layouts and constants that must be equal on all ranks of a group: see build.hpp.
+// tests/backends/build_test.cpp fails if a constant or a field of control.hpp or paths.hpp is missing here.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace weft::shm {
 
-/// Which path a call takes.
+/// A digest of the constants that decide which path a call takes.
 constexpr std::uint64_t digest_of_paths() noexcept {
   Fnv1a hash;
   for (const std::int64_t bytes : {kAskedAhead, kExposedFrom, kHelpFrom, kStreamFrom, kNoLimit, kFewBytes,
@@ -35,7 +35,7 @@ constexpr std::uint64_t digest_of_paths() noexcept {
   return hash.value;
 }
 
-/// Where the parts of a control region lie.
+/// A digest of the layout of a control region.
 constexpr std::uint64_t digest_of_control() noexcept {
   Fnv1a hash;
   hash.add(digest_of(kLine, kRing, kInlineBytes, kStageBytes, kRounds, kChunkBytes, kPieceBytes,

@@ -20,7 +20,7 @@ namespace {
 
 std::int64_t bytes_of(DType dtype, std::int64_t count) { return count * size_bytes(dtype); }
 
-// Lists of a peer have memory once there is a message: most ranks send to few others.
+// The lists of a peer get memory with the first message, because most ranks send to few others.
 void add(std::vector<OpState*>& list, OpState& s) {
   if (list.capacity() == 0) list.reserve(kLargeMessages);
   list.push_back(&s);
@@ -43,8 +43,9 @@ void Messages::notify(int r) noexcept {
   if (r != group_.rank) group_.wake_fenced(r);
 }
 
-// Memory of the pair, at the first message to that rank. It may have had another use: all words are cleared
-// that one rank reads before the other one has written them, envelopes by touch_envelopes().
+// Makes the memory of a pair, at the first message to that rank. The memory may have had another use, so this
+// clears all words that one rank reads before the other has written them; touch_envelopes() clears the
+// envelopes.
 void Messages::make_pair(int dst) {
   Pair& pair = *reinterpret_cast<Pair*>(memory_.make(dst, sizeof(Pair)));
   pair.sent.store(0, std::memory_order_relaxed);
@@ -62,9 +63,10 @@ void Messages::make_pair(int dst) {
   group_.control.pair(group_.rank, dst).store(place, std::memory_order_seq_cst);
 }
 
-// Whether that rank has sent something, and this rank reaches it.
+// Returns whether that rank has sent something, and this rank reaches the pair's memory.
 bool Messages::find_pair(int src) {
-  if (src == group_.rank) {  // not from a word that other processes may have written to
+  // taken from this rank's own data, and not from a word that other processes may have overwritten
+  if (src == group_.rank) {
     peer(src).from = peer(src).to;
   } else if (const std::uint64_t place =
                  group_.control.pair(src, group_.rank).load(std::memory_order_seq_cst);
@@ -91,14 +93,15 @@ bool Messages::is_mapped(Peer& to) noexcept {
 }
 
 // Called while a ring is filled for the first time. Clears the next envelope and the one behind it before the
-// receiver polls them. So the sender is the first that touches each of them, and they lie on its memory node.
+// receiver polls them. So the sender accesses each envelope first, and the envelopes lie on its memory node.
 void Messages::touch_envelopes(Peer& to) noexcept {
   to.room_to = to.posted + 1;
   for (std::uint64_t k = to.posted; k <= to.room_to && k < kEnvelopeRing; ++k)
     to.to->envelopes[k].sequence.store(0, std::memory_order_relaxed);
 }
 
-// Is there room for an envelope? If not, the receiver is notified, since it may wait for other ranks.
+// Returns whether there is room for an envelope. If not, notifies the receiver, which may be waiting for
+// other ranks.
 bool Messages::has_room(int dst) {
   Peer& peer = this->peer(dst);
   if (peer.posted < peer.room_to) return true;
@@ -131,7 +134,8 @@ void Messages::post(OpState& s) {
   st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.out_count), {}, 0, 0};
   if (s.op == Op::wait_message) return waits_.push_back(&s);
   if (s.peer == any_source) {
-    collect();  // so that a source whose ring nobody looks at does not wait behind another's flood
+    // so that a source whose ring is not polled does not wait because of many messages of another source
+    collect();
     const int source = matcher_.source_of(any_source, s.tag);
     if (source < 0) return matcher_.post(any_source, s.tag, s);
     s.peer = source;
@@ -139,13 +143,13 @@ void Messages::post(OpState& s) {
   const bool found = matcher_.take_message(
       s.peer, s.tag, [&](const UnexpectedMessage& message) { match(s, message, message.payload.data()); });
   if (!found) return matcher_.post(s.peer, s.tag, s);
-  if (held_) {  // the queue has room again for envelopes in the rings: advance() looks
+  if (held_) {  // the queue has room again for envelopes that are in the rings: advance() must look
     held_ = false;
     seen_ = ~seen_;
   }
 }
 
-// Where the receiver of a message finds its bytes.
+// Returns the place at which the receiver finds the bytes of a message.
 Buffer Messages::place(const OpState& s) const noexcept {
   if (s.peer == group_.rank) return {Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)};
   return group_.publish(s.in, static_cast<std::size_t>(state(s).bytes), s.peer);
@@ -164,8 +168,8 @@ bool Messages::flush(int dst) {
     const bool eager =
         st.bytes <= kExposedFrom || (st.bytes <= static_cast<std::int64_t>(kEagerBytes) &&
                                      st.place.kind != Buffer::pointer && st.place.kind != Buffer::shared);
-    // From the first store to the envelope's first line to the last there is nothing but stores: a receiver
-    // that polls the line meanwhile takes it away.
+    // Between the first and the last store to the envelope's first line there are only stores, because a
+    // receiver that polls the line meanwhile would fetch it away.
     const std::int32_t tag = s.tag;
     const DType dtype = s.dtype;
     const std::int64_t count = s.in_count;
@@ -174,7 +178,7 @@ bool Messages::flush(int dst) {
     if (eager) {
       constexpr std::int64_t kHead = kLine - offsetof(Envelope, payload);
       const std::int64_t head = std::min(st.bytes, kHead);
-      // This rank may end when it is done, and then nobody can map its memory any more.
+      // This rank may end when the send is done, and then its memory cannot be mapped any more.
       st.phase = is_mapped(peer) ? Phase::done : Phase::unmapped;
       copy_bytes(envelope.payload + head, s.in + head, st.bytes - head);
       copy_bytes(envelope.payload, s.in, head);
@@ -195,7 +199,8 @@ bool Messages::flush(int dst) {
     envelope.eager = eager;
     envelope.sequence.store(sequence, std::memory_order_release);
     if (dst != group_.rank) group_.wake(dst);
-    if (eager)  // the next message is often like this one, and the reader has its lines in its cache
+    // prefetches for the next message, which is often like this one; the reader has these lines in its cache
+    if (eager)
       prefetch_to_write(&pair.envelopes[sequence % kEnvelopeRing],
                         static_cast<std::int64_t>(offsetof(Envelope, payload)) + st.bytes);
     peer.unposted.erase(peer.unposted.begin());
@@ -224,7 +229,7 @@ void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::by
   st.phase = Phase::matched;
   if (st.place.kind == Buffer::shared || st.place.kind == Buffer::pointer) return;
   Peer& peer = this->peer(recv.peer);
-  group_.map_news(recv.peer);  // so that the next one may be read where it lies
+  group_.map_news(recv.peer);  // so that the next message may be read in place
   if (st.place.kind == Buffer::foreign) {
     add(peer.streams, recv);
   } else {
@@ -232,8 +237,8 @@ void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::by
   }
 }
 
-// The place of a message of this rank to itself: taken from its send, not from the envelope, which other
-// processes may have written to.
+// Finds the place of a message of this rank to itself. It is taken from the send, and not from the envelope,
+// which other processes may have overwritten.
 bool Messages::find_own(const OpState& recv, std::uint64_t number, Buffer& place) {
   for (const OpState* const send : peer(group_.rank).outstanding) {
     if (state(*send).envelope != number || send->in_count != recv.out_count) continue;
@@ -251,7 +256,7 @@ void Messages::say(int from, int to, Failure why) {
   trouble_ = std::move(why);
 }
 
-// Runs body(). False: it threw, and that is why the group fails.
+// Runs body(). If it throws, the group fails with that error, and the function returns false.
 template <class Body>
 bool Messages::guarded(int from, int to, const Body& body) {
   try {
@@ -265,7 +270,7 @@ bool Messages::guarded(int from, int to, const Body& body) {
   return false;
 }
 
-// The head of the next envelope. False: it is none that a sender writes, and the group fails.
+// Reads the head of the next envelope. Returns false, and the group fails, if no sender writes such a head.
 bool Messages::read_head(int src, const Envelope& envelope, UnexpectedMessage& head) {
   head.dtype = read_once(envelope.dtype);
   head.count = read_once(envelope.count);
@@ -307,7 +312,7 @@ bool Messages::read_head(int src, const Envelope& envelope, UnexpectedMessage& h
   return false;
 }
 
-// Takes envelopes out of the ring: to the recv that waits for them, or to the unexpected queue.
+// Takes envelopes out of the ring, and gives each to the recv that waits for it, or to the unexpected queue.
 bool Messages::drain(int src) {
   Peer& peer = this->peer(src);
   if (peer.from == nullptr && !find_pair(src)) return false;
@@ -317,8 +322,8 @@ bool Messages::drain(int src) {
     return envelope.sequence.load(std::memory_order_seq_cst) == peer.taken + 1 ? &envelope : nullptr;
   };
   const std::uint64_t before = peer.taken;
-  // Takes no more than the ring holds: a sender may fill it as fast as it is emptied, and other sources
-  // have their turn.
+  // Takes at most as many as the ring holds, because a sender may fill the ring as fast as it is emptied, and
+  // other sources must have their turn.
   for (std::uint64_t i = 0; i < kEnvelopeRing; ++i) {
     const Envelope* const envelope = next();
     UnexpectedMessage head;
@@ -333,7 +338,7 @@ bool Messages::drain(int src) {
     }
     ++peer.taken;
     if (peer.taken - peer.acknowledged >= kEnvelopeRing / 2)
-      acknowledge(src);  // the sender learns of free room now and then
+      acknowledge(src);  // notifies the sender of free room now and then
   }
   if (peer.held && next() == nullptr) {
     peer.held = false;
@@ -342,9 +347,9 @@ bool Messages::drain(int src) {
   return peer.taken != before;
 }
 
-// Reports to the sender how many envelopes are taken. Only a sender that found the ring full waits for
-// this. The sender stores an envelope and then reads `drained`; this rank stores `drained` and then reads
-// the last envelope. So one of the two sees the other's store.
+// Reports to the sender how many envelopes this rank has taken. Only a sender that has found the ring full
+// waits for this. The sender stores an envelope and then reads `drained`; this rank stores `drained` and then
+// reads the last envelope. So one of the two sees the other's store.
 void Messages::acknowledge(int src) {
   Peer& peer = this->peer(src);
   Pair& pair = *peer.from;
@@ -354,12 +359,12 @@ void Messages::acknowledge(int src) {
   if (last.sequence.load(std::memory_order_seq_cst) == full) notify(src);
 }
 
-// Keeps the next envelope for a recv to come. False: there is no room.
+// Keeps the next envelope for a later recv. Returns false if there is no room.
 bool Messages::keep(int src, UnexpectedMessage& head, std::int32_t tag, const std::byte* payload) {
   const std::int64_t bytes = head.eager ? bytes_of(head.dtype, head.count) : 0;
   if (!matcher_.has_room(bytes)) return false;
   UnexpectedMessage& unexpected = matcher_.keep(src, tag, bytes);
-  std::swap(head.payload, unexpected.payload);  // its memory stays
+  std::swap(head.payload, unexpected.payload);  // swapped, so that the memory is reused
   unexpected = std::move(head);
   if (unexpected.eager) unexpected.payload.assign(payload, payload + bytes);
   return true;
@@ -375,7 +380,7 @@ void Messages::hold(int src, const UnexpectedMessage& head, std::int32_t tag) {
   }
   Peer& peer = this->peer(src);
   held_ = true;
-  if (peer.taken != peer.acknowledged) acknowledge(src);  // it may be long until the next envelope
+  if (peer.taken != peer.acknowledged) acknowledge(src);  // because the next envelope may arrive much later
   if (peer.held) return;
   peer.held = true;
   peer.from->held.store(1, std::memory_order_release);
@@ -400,7 +405,8 @@ bool Messages::collect() {
   return moved;
 }
 
-// Drains the ranks that a receive waits for: its source, or all of them, each first in its turn.
+// Drains the rings of the ranks for which a receive waits: its source, or all ranks, beginning with a
+// different rank each time.
 bool Messages::drain_for(OpState& s) { return s.peer == any_source ? collect() : drain(s.peer); }
 
 std::optional<MessageInfo> Messages::probe(int source, std::int32_t tag) {
@@ -415,7 +421,7 @@ std::optional<MessageInfo> Messages::probe(int source, std::int32_t tag) {
   return MessageInfo{from, tag, message.dtype, message.count};
 }
 
-// Whether the message that a wait_message waits for is there.
+// Returns whether the message for which a wait_message waits has arrived.
 bool Messages::found(OpState& wait) {
   const auto message = probe(wait.peer, wait.tag);
   if (!message) return false;
@@ -459,7 +465,8 @@ bool Messages::advance() {
   return moved;
 }
 
-// The next part of a message, up to `end`, into a chunk. False: there is none free, or no part left.
+// Copies the next part of a message, up to `end`, into a chunk. Returns false if no chunk is free, or if no
+// part is left.
 bool Messages::fill_chunk(OpState& s, std::int64_t end) {
   State& st = state(s);
   Pair& pair = *peer(s.peer).to;
@@ -483,13 +490,13 @@ Step Messages::stream_out(OpState& s) {
   return Step::done;
 }
 
-// Whether the sender, while it waits, copies a part of the message.
+// Returns whether the sender, while it waits, copies a part of the message.
 bool Messages::helps(const OpState& s) const noexcept {
   const State& st = state(s);
   return !group_.oversubscribed && st.bytes >= kHelpFrom && group_.by_kernel(s.peer, st.place);
 }
 
-// The sender's part of a message that its receiver reads by the kernel.
+// Copies the sender's part of a message that its receiver reads by the kernel.
 Step Messages::help(OpState& s) {
   const State& st = state(s);
   if (st.phase != Phase::posted || !helps(s) || peer(s.peer).outstanding.size() != 1) return Step::pending;
@@ -499,8 +506,8 @@ Step Messages::help(OpState& s) {
   return fill_chunk(s, end) ? Step::advanced : Step::pending;
 }
 
-// Copies the oldest chunk if it belongs to this message. Drops a chunk whose message is received already.
-// False: neither.
+// Copies the oldest chunk if it belongs to this message, and drops a chunk whose message has already been
+// received. Returns false if it did neither.
 bool Messages::empty_chunk(OpState& s) {
   State& st = state(s);
   const Peer& peer = this->peer(s.peer);
@@ -544,7 +551,7 @@ Step Messages::receive_stream(OpState& s) {
   return Step::done;
 }
 
-// Reads a part of a message from the sender's memory. False: the group has failed.
+// Reads a part of a message from the sender's memory. Returns false if the group has failed.
 bool Messages::read(OpState& s, std::int64_t from, std::int64_t bytes) {
   const State& st = state(s);
   if (!group_.enter(s.call)) return false;
@@ -575,7 +582,7 @@ void Messages::take(OpState& s) {
   st.phase = Phase::done;
 }
 
-// Empties the chunk that the sender has filled from the front, or else reads a piece from the back.
+// Empties the chunk that the sender has filled from the front; if there is none, reads a piece from the back.
 Step Messages::receive_helped(OpState& s) {
   State& st = state(s);
   Peer& peer = this->peer(s.peer);
@@ -647,7 +654,7 @@ std::vector<int> Messages::awaited_by_name() const {
     const Peer& p = peer(r);
     const bool waits =
         std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == r; });
-    // If chunks have arrived, it waits for nobody: their sender may have left.
+    // If chunks have arrived, the receive waits for no rank: the sender may have left.
     const bool streams = !p.streams.empty() && !has_chunk_from(r);
     const bool unmapped = p.to != nullptr && !p.mapped && p.to->found.load(std::memory_order_seq_cst) == 0;
     if (!p.unposted.empty() || !p.outstanding.empty() || unmapped || matcher_.awaits(r) || streams || waits)
@@ -669,8 +676,8 @@ bool Messages::awaits_any() const noexcept {
          std::any_of(waits_.begin(), waits_.end(), [](const OpState* s) { return s->peer == any_source; });
 }
 
-// Whether this rank waits for a message of that sender, which may lie behind one that stays in its ring. (A
-// message from any rank may come from another one.)
+// Returns whether this rank waits for a message of that sender, which may be behind an envelope that stays in
+// the ring. (A receive from any_source does not count: its message may come from another rank.)
 bool Messages::awaits(int src) const noexcept {
   return matcher_.awaits(src) ||
          std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == src; });

@@ -1,5 +1,5 @@
-// Point to point: rings of envelopes per pair of ranks, matched by (source, tag) in order, never waiting
-// behind another pair. Used by the owner of the group alone.
+// Point-to-point messages: each pair of ranks has a ring of envelopes. Messages are matched by (source, tag)
+// in order, and never wait for another pair. Only the owner of the group uses it.
 #pragma once
 
 #include <cstdint>
@@ -14,74 +14,77 @@
 
 namespace weft::shm {
 
-/// How receives find their messages: by equal tags. It is separate from MessageMatcher, which is public,
-/// because of the mutant.
+/// Compares tags, for the matching of receives with messages. It is separate from the public MessageMatcher
+/// because of a mutant.
 struct SameTag {
   bool operator()(std::int32_t a, std::int32_t b) const noexcept { return a == b || WEFT_MUTANT("any_tag"); }
 };
 
 /// - A small message travels with its envelope (eager).
-/// - A large message is copied once, from where it lies, if the receiver can reach that memory itself or by
-///   the kernel.
+/// - A large message is copied once, from its place, if the receiver can reach that memory itself or by the
+///   kernel.
 /// - Any other large message is granted after its match and streamed through two chunks of the pair, one
 ///   message of the pair at a time.
-/// - A very large message that is read by the kernel is copied by both ranks if the sender waits: the sender
-///   streams from the front, and the receiver reads from the back whenever no chunk is ready, until they
-///   meet. So the receiver never waits for the sender.
+/// - If the sender waits, both ranks copy a very large message that is read by the kernel: the sender streams
+///   from the front, and the receiver reads from the back whenever no chunk is ready, until they meet. So the
+///   receiver never waits for the sender.
 ///
-/// Envelopes that no recv has asked for yet are taken out of the ring into the unexpected queue, so that a
-/// ring never blocks, up to UnexpectedLimits. Further envelopes stay in the ring and their sender waits,
-/// until the receiver has received some of the queue. If the receiver waits for another message of that
-/// sender instead, which may be behind them, the group fails.
+/// Envelopes for which no recv is posted yet are moved from the ring to the unexpected queue, up to
+/// UnexpectedLimits, so that a ring does not block. Further envelopes stay in the ring, and their sender
+/// waits until the receiver has received messages of the queue. But if the receiver waits for another message
+/// of that sender, which may be behind these envelopes, the group fails.
 class Messages {
  public:
-  /// `memory`: of the pairs; it outlives this.
+  /// `memory`: the memory of the pairs, which must outlive this object.
   Messages(const Group& group, PairMemory& memory, UnexpectedLimits limits);
   void post(OpState& s);
   Step poll(OpState& s);
-  /// Looks at what arrived, also while only collectives are in flight. True: something moved.
+  /// Takes in what has arrived, even if only collectives are in flight. Returns true if something moved.
   bool advance();
-  /// A cheap check: has any rank written to the inbox since the last advance()? A sender does not write to
-  /// it while its ring has room: a rank that waits for an envelope polls the ring.
+  /// A cheap check whether any rank has written to the inbox since the last advance(). A sender does not
+  /// write to the inbox while its ring has room, so a rank that waits for an envelope must poll the ring.
   bool news() const noexcept { return group_.mine().inbox.load(std::memory_order_seq_cst) != seen_; }
-  /// Takes every envelope that is there, whether a recv waits for it or not. True: there were some.
+  /// Takes all envelopes that have arrived, whether a recv waits for them or not. Returns true if there were
+  /// any.
   bool collect();
-  /// The message that a receive from `source` (or any_source) with that tag would take.
+  /// Returns the message that a receive from `source` (or any_source) with that tag would take.
   std::optional<MessageInfo> probe(int source, std::int32_t tag);
-  /// Messages that no receive has taken, from the source of `recv`: not_received().
+  /// Returns not_received() for the messages, from the source of `recv`, that no receive has taken.
   std::string not_received(const OpState& recv) const { return weft::not_received(matcher_.kept(recv.peer)); }
-  /// Peers that calls in flight wait for. awaited_by_name(): each of them must act. awaited(): also any
-  /// rank that might send to a receive from any_source.
+  /// Return the peers for which calls in flight wait. awaited_by_name(): only peers that must act. awaited():
+  /// also all ranks that might send to a receive from any_source.
   std::vector<int> awaited_by_name() const;
   std::vector<int> awaited() const;
-  /// Whether calls in flight wait for a message of any rank.
+  /// Whether calls in flight wait for a message from any_source.
   bool awaits_any() const noexcept;
-  /// Maps memory that other ranks have made for messages to this one: they wait for that. May set trouble().
+  /// Maps memory that other ranks have made for messages to this rank, because they wait for that. May set
+  /// trouble().
   void find_pairs();
   /// Whether `src` has sent something, and its memory is not mapped.
   bool cannot_reach(int src) const noexcept {
     return peer(src).from == nullptr && group_.control.pair(src, group_.rank).load() != 0;
   }
-  /// Senders whose envelopes stay in the ring because this rank's unexpected queue is full.
+  /// Returns the senders whose envelopes stay in the ring because this rank's unexpected queue is full.
   std::vector<int> held_back() const;
-  /// Does that peer leave this rank's envelopes in the ring for the same reason?
+  /// Returns whether that peer leaves this rank's envelopes in the ring because its queue is full.
   bool held_by(int peer) const noexcept;
-  /// Set if advance() found ranks that disagree, or no memory for a message. The caller raises it.
+  /// Returns a failure if advance() has found a mismatch, or no memory for a message. The caller must raise
+  /// it.
   const Failure* trouble() const noexcept { return trouble_.text.empty() ? nullptr : &trouble_; }
 
  private:
   enum class Phase : std::uint32_t { queued, posted, unmapped, matched, streaming, done };
-  // A call's state, in the scratch of its slot.
+  // The state of a call, in the scratch of its slot.
   struct State {
     Phase phase;
-    std::uint32_t number;  // of the envelope's answer
+    std::uint32_t number;  // the number of the envelope's answer
     std::int64_t moved_bytes;
     std::int64_t bytes;
-    Buffer place;            // recv, matched: where the sender's bytes lie
-    std::uint64_t envelope;  // its number from 1
-    std::int64_t end;        // recv, helped: from here on the bytes are there
+    Buffer place;            // for a matched recv: the place of the sender's bytes
+    std::uint64_t envelope;  // the number of the envelope, from 1
+    std::int64_t end;        // for a helped recv: the bytes from here on have arrived
   };
-  // An envelope, read once and found to be sound; its payload if no recv was posted for it.
+  // An envelope that was read once and checked; with its payload if no recv was posted for it.
   struct UnexpectedMessage {
     DType dtype{};
     bool eager = false;
@@ -92,20 +95,21 @@ class Messages {
     std::vector<std::byte> payload{};
   };
   struct Peer {
-    std::vector<OpState*> unposted;     // sends waiting for room in the ring, in order
+    std::vector<OpState*> unposted;     // sends that wait for room in the ring, in order
     std::vector<OpState*> outstanding;  // large sends whose answer is awaited
-    std::vector<OpState*> streams;      // recvs of large foreign messages, in order; the first is granted
-    OpState* helped = nullptr;          // the recv of Pair::helped
-    int read = 0;                       // recvs that read where the sender's bytes lie
-    Pair* to = nullptr;                 // to the peer; null: nothing was sent yet
-    Pair* from = nullptr;               // from it; null: nothing has come yet
+    std::vector<OpState*> streams;      // recvs of large foreign messages, in order; the first one is granted
+    OpState* helped = nullptr;          // the recv that belongs to Pair::helped
+    int read = 0;                       // the number of recvs that read the sender's bytes in place
+    Pair* to = nullptr;                 // for messages to the peer; null: nothing was sent yet
+    Pair* from = nullptr;               // for messages from the peer; null: nothing has arrived yet
     bool held = false;                  // Pair::held
-    bool mapped = false;                // the peer reaches `to`, also after this rank has ended
+    // the peer has mapped `to`, so it reaches `to` even after this rank has ended
+    bool mapped = false;
     std::uint64_t free_numbers = ~std::uint64_t{0};
-    std::uint64_t posted = 0;        // envelopes to the peer
-    std::uint64_t room_to = 0;       // envelopes that were known to fit
-    std::uint64_t taken = 0;         // envelopes from the peer
-    std::uint64_t acknowledged = 0;  // of those, the peer knows: Pair::drained
+    std::uint64_t posted = 0;        // the number of envelopes to the peer
+    std::uint64_t room_to = 0;       // the number of envelopes that are known to fit
+    std::uint64_t taken = 0;         // the number of envelopes from the peer
+    std::uint64_t acknowledged = 0;  // how many of these the peer knows to be taken: Pair::drained
   };
   static State& state(OpState& s) noexcept { return *reinterpret_cast<State*>(s.scratch.data()); }
   static const State& state(const OpState& s) noexcept {
@@ -152,8 +156,8 @@ class Messages {
   PairMemory& memory_;
   std::vector<Peer> peers_;
   MessageMatcher<OpState, UnexpectedMessage, SameTag> matcher_;
-  std::vector<const OpState*> waits_;  // wait_message, in flight
-  int next_source_ = 0;                // where a look for a message of any rank begins
+  std::vector<const OpState*> waits_;  // wait_messages in flight
+  int next_source_ = 0;                // the rank at which a look for a message from any_source begins
   PeerMemory peer_memory_;
   OwnMemory own_memory_;
   std::uint64_t seen_ = 0;

@@ -13,12 +13,12 @@
 namespace weft::shm {
 namespace {
 
-constexpr int kSegmentShift = 48;  // of a place: 1 + segment above it, the offset below
+constexpr int kSegmentShift = 48;  // a place has 1 + segment above this bit, and the offset below
 constexpr std::uint64_t kOffset = (std::uint64_t{1} << kSegmentShift) - 1;
 
-// Memory of a rank's pairs begins at different lines of a page, for each direction and each neighbour. Ranks
-// go through both directions in step: if both were at the same place in their pages, loads would wait for
-// stores that differ from them above the twelfth bit only (1 KiB there and back: 20 % longer).
+// The memory of each pair and direction begins at a different line of a page. Ranks go through both
+// directions at the same pace. If both were at the same place in their pages, loads would wait for stores
+// whose addresses differ only above bit 12 (1 KiB there and back would take 20 % longer).
 constexpr std::size_t kPage = 4096;
 constexpr int kLinesApart = 22;
 std::size_t line_in_page(int from, int to, int size) noexcept {
@@ -30,7 +30,8 @@ std::byte* allocate(Arena* arena, std::size_t bytes) noexcept {
   void* const data =
       ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) return nullptr;
-  ::madvise(data, bytes, MADV_NOHUGEPAGE);  // a huge page would hold the memory of several pairs
+  // because a huge page would be larger than the memory of several pairs
+  ::madvise(data, bytes, MADV_NOHUGEPAGE);
   return static_cast<std::byte*>(data);
 }
 void release(Arena* arena, std::byte* memory, std::size_t bytes) noexcept {
@@ -42,24 +43,25 @@ void release(Arena* arena, std::byte* memory, std::size_t bytes) noexcept {
 
 }  // namespace
 
-// Memory of groups that have ended here, and not yet on all other ranks. It belongs to a Context.
+// The memory of groups that have ended on this rank, but not yet on all other ranks. It belongs to a Context.
 class PairMemory::Kept {
  public:
   explicit Kept(Context& context) : context_(context) {}
   ~Kept() {
     if (context_.forked()) return;
     for (const Left& l : all_)
-      release(l.arena, l.block.memory, l.block.bytes);  // all groups of this process have ended
+      // possible, because all groups of this process have ended
+      release(l.arena, l.block.memory, l.block.bytes);
   }
   Kept(const Kept&) = delete;
   Kept& operator=(const Kept&) = delete;
 
   struct Left {
     Block block;
-    Arena* arena;  // null: plain memory
+    Arena* arena;  // null for plain memory
     RegionRef region;
     Control control;
-    PeerProcessRef process;  // of rank block.to
+    PeerProcessRef process;  // the process of rank block.to
 
     bool is_over() const noexcept {
       return control.rank(block.to).left.load(std::memory_order_seq_cst) == kLeft ||
@@ -99,7 +101,7 @@ PairMemory::~PairMemory() {
     }
     try {
       group_.context.attached<Kept>().add(std::move(left));
-    } catch (...) {  // out of memory: it stays for ever
+    } catch (...) {  // out of memory: the memory is never freed
     }
   }
 }
@@ -129,7 +131,7 @@ std::uint64_t PairMemory::place(const std::byte* memory, std::size_t bytes) cons
   group_.show_segments();
   const auto place = arena_of(group_.context).find(memory, bytes);
   return place ? (std::uint64_t{place->segment} + 1) << kSegmentShift | place->offset
-               : 0;  // it is the arena's
+               : 0;  // the memory belongs to the arena
 }
 
 bool PairMemory::is_mapped(int to, std::uint64_t place) const noexcept {

@@ -7,7 +7,7 @@
 namespace weft::shm {
 namespace {
 
-constexpr auto kFirstLook = std::chrono::milliseconds(5);  // most have answered by then
+constexpr auto kFirstLook = std::chrono::milliseconds(5);  // most ranks have answered by then
 constexpr auto kLookAgain = std::chrono::milliseconds(50);
 
 }  // namespace
@@ -37,7 +37,7 @@ void RollCall::begin(const OpState& s, Clock::time_point now) noexcept {
   group_.wake_all();
 }
 
-// A process that is stopped does not answer, so nobody waits for its answer.
+// Finds out which processes are stopped: they do not answer, so this rank does not wait for their answers.
 void RollCall::look(Clock::time_point now) noexcept {
   looks_ = now + kLookAgain;
   for (int r = 0; r < group_.size; ++r) {

@@ -185,9 +185,9 @@ class ShmBackend final : public Backend {
 
  private:
   static constexpr const char* kLimits = "WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES allow";
-  // The ranks called different things, and this rank leaves without having reported it. Nobody would catch an
-  // exception here, so it is a warning. A rank that leaves by an exception has left calls out, and its
-  // program knows.
+  // Reports, as this rank leaves, that ranks have made different calls. No caller would catch an exception
+  // here, so it logs a warning. If this rank leaves because of an exception, it has left out calls, and its
+  // program knows that; then there is no warning.
   void compare_the_rest() noexcept try {
     std::string found;
     if (!group_.aborted() && !WEFT_MUTANT("uncompared_rest")) {
@@ -214,7 +214,7 @@ class ShmBackend final : public Backend {
     if (is_message(s.op)) return awaited_sources(s, group_.rank, group_.size);
     return collectives_.missing(s);
   }
-  // Keeps the message that was polled last and is not done.
+  // Remembers the message that was polled last and is not done.
   Step note(const OpState& s, Step step) noexcept {
     if (step != Step::done) {
       if (is_users_message(s)) waits_in_ = &s;
@@ -223,7 +223,7 @@ class ShmBackend final : public Backend {
     }
     return step;
   }
-  // The ranks that any call in flight waits for.
+  // Returns the ranks for which any call in flight waits.
   std::vector<int> awaited() const {
     std::vector<int> ranks = messages_.awaited();
     const std::vector<int> neighbours =
@@ -236,8 +236,8 @@ class ShmBackend final : public Backend {
     return ranks;
   }
 
-  // Checks now and then whether processes that this rank waits for write a core file: those have ended.
-  // Starts at the next rank, so that the ranks together check all processes.
+  // Checks now and then whether processes for which this rank waits write a core file: these have ended. It
+  // starts at the next rank, so that the ranks together check all processes.
   void look_for_cores() {
     constexpr auto kEvery = std::chrono::milliseconds(200);
     constexpr int kAtOnce = 64;
@@ -267,19 +267,20 @@ class ShmBackend final : public Backend {
   PairMemory pairs_;
   Messages messages_;
   Exchanges exchanges_;
-  ExchangeByMessages by_messages_;  // where exchanges_ are not usable
+  ExchangeByMessages by_messages_;  // used if exchanges_ is not usable
   RollCall roll_;
   const OpState* waits_in_ = nullptr;
   Clock::time_point looks_for_cores_{};
   int last_looked_ = 0;
-  mutable std::atomic<bool> told_{false};  // the group has asked for the first cause
+  mutable std::atomic<bool> told_{false};  // the group has read the first cause
 };
 
 }  // namespace
 }  // namespace shm
 
 std::unique_ptr<Backend> make_shm_backend(const GroupInit& init) {
-  const UnexpectedLimits limits = UnexpectedLimits::from_env();  // before others count on this rank
+  // read before other ranks depend on this rank
+  const UnexpectedLimits limits = UnexpectedLimits::from_env();
   return std::make_unique<shm::ShmBackend>(shm::init_group(init), limits);
 }
 

@@ -15,7 +15,7 @@
 namespace weft::shm {
 namespace {
 
-constexpr auto kAliveFor = std::chrono::milliseconds(1);  // how long a look at a pidfd holds
+constexpr auto kAliveFor = std::chrono::milliseconds(1);  // how long the result of a look at a pidfd is valid
 
 iovec piece(std::uint64_t address, std::int64_t bytes) noexcept {
   return {reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes)};
@@ -35,8 +35,8 @@ struct Refusal {
   std::atomic<bool> told{false};
 };
 
-// RankBlock::single, the result of a rank's look(): the single copies that it may use and, if that is less
-// than the setting, the errno and the peer.
+// Makes RankBlock::single, the result of a rank's look(): the single copies that it may use and, if these are
+// fewer than in the setting, the errno and the peer.
 std::uint32_t encode(SingleCopy may, int error, int peer) noexcept {
   return (static_cast<std::uint32_t>(may) + 1) | static_cast<std::uint32_t>(error) << 4 |
          static_cast<std::uint32_t>(peer) << 16;
@@ -91,7 +91,7 @@ void SingleCopyProbe::look() noexcept {
       std::uint64_t seen = 0;
       if (read_some(pid, mine, reinterpret_cast<std::byte*>(&seen), kBytes) != kBytes) return false;
       if (seen == expected) return true;
-      errno = ESRCH;  // another process
+      errno = ESRCH;  // the number belongs to another process
       return false;
     };
     const std::uint64_t before = words ^ (static_cast<std::uint64_t>(group_.rank) << 56), after = ~before;
@@ -150,7 +150,7 @@ bool OwnMemory::copyable(const std::byte* data, std::size_t bytes) noexcept {
 PeerMemory::PeerMemory(const Group& g, std::int64_t most)
     : group_(g), pace_(most), seen_alive_(static_cast<std::size_t>(g.size)) {}
 
-// 0, or ESRCH where the process that we mean has ended.
+// Returns 0, or ESRCH if the process of rank r has ended.
 int PeerMemory::look(int r) noexcept {
   Clock::time_point& seen = seen_alive_[static_cast<std::size_t>(r)];
   const auto now = Clock::now();
@@ -188,7 +188,7 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, 
                    .op = s.op,
                    .call = s.call,
                    .ranks = {r}});
-  } catch (...) {  // no memory for the words
+  } catch (...) {  // no memory for the text
     raise(group_, {.code = dead ? ErrorCode::peer_lost : ErrorCode::system,
                    .text = {},
                    .op = s.op,

@@ -1,25 +1,25 @@
-// The kernel's single copies between processes, for foreign memory. WEFT_SINGLE_COPY says what ranks may do:
+// The kernel's single copies between processes, for foreign memory. WEFT_SINGLE_COPY controls what ranks may
+// do:
 //
-//   off    nothing
-//   pull   read each other's memory (process_vm_readv)
-//   push   write it, too (process_vm_writev)
-//   auto   the default: off where staging is faster at every size (staging_beats_kernel_copies), else pull
+//   off nothing pull read each other's memory (process_vm_readv) push write it, too (process_vm_writev) auto
+//   the default: off if staging is faster at every size (staging_beats_kernel_copies), otherwise pull
 //
-// Pushing is not the default. The kernel writes to an address, whatever that memory is used for by then. A
-// rank that is stopped on its way into the system call writes when it goes on. Nobody can prevent that, and
-// the memory cannot be given other pages as shared memory can. So a group that pushes does not promise
-// quiesce() while a peer is stopped: see shm_single_copy_traits(). A late reader harms nobody, since its own
-// call has failed.
+// Pushing is not the default. The kernel writes to an address, whatever that memory is used for at that time.
+// If a rank is stopped just before the system call, it writes when it goes on. This cannot be prevented, and
+// the memory cannot be given other pages, as shared memory can. So a group that pushes does not promise
+// quiesce() while a peer is stopped: see shm_single_copy_traits(). A late read does no harm, because the
+// reading rank's own call has failed.
 //
-// A system call of these may block in the kernel for as long as a page of the peer's memory does not come: a
-// file on NFS or FUSE that is mapped there, userfaultfd. Only SIGKILL ends it. Nobody else can look at this
-// group's deadlines meanwhile; abort(), quiesce(), other calls and destructors on other threads do not wait
-// for it (GroupState::own_within). Where pages are slow, copies go page by page, with a look at the abort
-// record and at the rank's other groups between one and the next. WEFT_SINGLE_COPY=off does without.
+// Such a system call may block in the kernel as long as a page of the peer's memory does not arrive: a mapped
+// file on NFS or FUSE, userfaultfd. Only SIGKILL ends it. Meanwhile no thread can check this group's
+// deadlines; but abort(), quiesce(), other calls and destructors on other threads do not wait for the system
+// call (GroupState::own_within). If pages are slow, weft copies page by page, and checks the abort record and
+// the rank's other groups between two pages. WEFT_SINGLE_COPY=off avoids these system calls.
 //
-// A process is named by its number. The system may give the number to another process after this one has
-// ended, but only after all other numbers. So one look at the peer's pidfd is good for a millisecond. A rank
-// looks before it writes, and after it has read. Used by the owner of a group alone.
+// The system calls name a process by its number. When the process has ended, the system may give the number
+// to another process, but only after it has used all other numbers. So the result of one look at the peer's
+// pidfd is valid for a millisecond. A rank looks before it writes, and after it has read. Only the owner of a
+// group uses this code.
 #pragma once
 
 #include <array>
@@ -34,23 +34,23 @@
 
 namespace weft::shm {
 
-/// The single copies that ranks may use by that setting on this processor.
+/// Returns the single copies that ranks may use with that setting on this processor.
 SingleCopy single_copy_of(SingleCopySetting setting);
 std::string_view name(SingleCopy setting) noexcept;
 
 /// Finds out, while a group is made, which single copies of the setting all its ranks may use: ptrace
 /// restrictions, a seccomp filter or a container may forbid them, to some ranks or to all. Each rank has a
-/// word per peer, which that peer reads, and, to push, writes and reads again. There are three steps, with
-/// a barrier of all ranks between one and the next; does nothing if all ranks are threads of one process.
+/// word per peer, which that peer reads and, for `push`, also writes and reads again. There are three steps,
+/// with a barrier of all ranks between two steps. It does nothing if all ranks are threads of one process.
 class SingleCopyProbe {
  public:
-  /// `calls`: the single copies that calls should use, alike on all ranks; `may_pull`: whether the setting
+  /// `calls`: the single copies that calls should use, equal on all ranks. `may_pull`: whether the setting
   /// lets exchanges read.
   SingleCopyProbe(Group& g, SingleCopy calls, bool may_pull);
-  /// Tries it, and publishes the result.
+  /// Tries the copies, and publishes the result.
   void look() noexcept;
-  /// Sets Group::single_copy and Group::may_pull alike on all ranks; logs at level info if single copies
-  /// are not permitted.
+  /// Sets Group::single_copy and Group::may_pull to the same values on all ranks; logs at level info if
+  /// single copies are not permitted.
   void settle();
 
  private:
@@ -59,13 +59,13 @@ class SingleCopyProbe {
   std::vector<std::uint64_t> words_;
 };
 
-/// Which memory of this process the kernel copies for others. It refuses memory of a device's driver (some
-/// kinds of pinned buffers) and secret memory (memfd_secret), which is staged.
+/// Knows which memory of this process the kernel copies for other processes. The kernel refuses memory of a
+/// device's driver (some kinds of pinned buffers) and secret memory (memfd_secret); such memory is staged.
 class OwnMemory {
  public:
-  /// Has the kernel copy the first and the last byte of a range that is not known yet (a microsecond). A
-  /// range that was copyable is not tried again: if it is replaced later by memory that is not, the reader
-  /// gets an error.
+  /// Lets the kernel copy the first and the last byte of a range that is not known yet, which takes a
+  /// microsecond. A range that was copyable is not tried again: if memory that is not copyable replaces it
+  /// later, the reader gets an error.
   bool copyable(const std::byte* data, std::size_t bytes) noexcept;
 
  private:
@@ -76,21 +76,22 @@ class OwnMemory {
   std::size_t oldest_ = 0;
 };
 
-/// Copies between this process and others.
+/// Copies between this process and other processes.
 class PeerMemory {
  public:
-  /// `most`: bytes of one system call.
+  /// `most`: the most bytes of one system call.
   explicit PeerMemory(const Group& g, std::int64_t most = kChunkBytes);
-  /// Copies all bytes at `address` of rank r's process to `to`. False: that failed, and the group has failed
-  /// with peer_lost where r has died, else system, naming it.
+  /// Copies all bytes at `address` of rank r's process to `to`. Returns false if the copy failed. The group
+  /// has then failed, with peer_lost if rank r has died and with system otherwise; the Error names r.
   bool read(const OpState& s, int r, std::uint64_t address, std::byte* to, std::int64_t bytes) noexcept;
-  /// The most bytes that a step should copy: few if the peers' pages arrive slowly, so that the owner of
-  /// the group soon polls everything else.
+  /// The most bytes that a step should copy: few if the peers' pages arrive slowly, so that the owner of the
+  /// group soon polls all other calls.
   std::int64_t most() const noexcept { return pace_.bytes(); }
-  /// The same of bytes [from, from + bytes) of the pieces `there`, to `here`: as many on both sides.
+  /// Like read() above, for bytes [from, from + bytes) of the pieces `there`, which are copied to the same
+  /// byte range of `here`.
   bool read(const OpState& s, int r, const Pieces& there, const Pieces& here, std::int64_t from,
             std::int64_t bytes) noexcept;
-  /// The other way.
+  /// Copies in the other direction, from this process to rank r's process.
   bool write(const OpState& s, int r, const std::byte* from, std::uint64_t address,
              std::int64_t bytes) noexcept;
 

@@ -11,8 +11,8 @@
 
 namespace weft {
 
-/// May be called only in a catch block. Returns the text of the exception that the block handles; if the
-/// exception has no text, its type: "an exception of type int".
+/// May be called only in a catch block. Returns the text of the exception that the block handles. If the
+/// exception has no text, returns its type: "an exception of type int".
 inline std::string caught_words() {
   try {
     throw;

@@ -1,5 +1,4 @@
-// Finds the limit because of which a thread or a process could not be made, if it is the cgroup's limit. Any
-// thread.
+// If the system refused a thread or a process because of a cgroup's limit, finds this limit. Any thread.
 #pragma once
 
 #include <string>
@@ -7,8 +6,9 @@
 
 namespace weft {
 
-/// The pids.max of the nearest of this process's cgroups that has no room for another thread; empty if none
-/// of them lacks room. `groups`: what /proc/self/cgroup holds; `mount`: where cgroups are mounted.
+/// Returns the pids.max of the nearest of this process's cgroups that has no room for another thread, or an
+/// empty text if all of them have room. `groups`: the contents of /proc/self/cgroup; `mount`: the folder at
+/// which cgroups are mounted.
 std::string met_pids_max(std::string_view groups, const std::string& mount);
 /// Like met_pids_max() above, for this process.
 std::string met_pids_max();

@@ -27,10 +27,11 @@ std::uint64_t random_bits(const std::filesystem::path& path) {
 
 }  // namespace
 
-// Renaming a file over a FIFO, a device or a socket would take it from those who use it.
+// Renaming a file over a FIFO, a device or a socket would take it away from the programs that use it.
 void NewFile::expect_replaceable() const {
   struct stat status {};
-  if (::lstat(path_.c_str(), &status) != 0) return;  // nothing is there, or opening will say why
+  // nothing has this name, or opening the file will give the reason
+  if (::lstat(path_.c_str(), &status) != 0) return;
   if (!S_ISREG(status.st_mode) && !S_ISLNK(status.st_mode))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}cannot write {}: it is {}; expected a regular file or nothing", subject_,

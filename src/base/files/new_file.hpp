@@ -1,5 +1,5 @@
-// Files that weft writes. weft writes every named file through this class: it never follows, waits for or
-// writes to a link, a FIFO or a file that somebody else put there beforehand. Each object belongs to one
+// Files that weft writes. weft writes every named file through this class, which never follows or writes to a
+// link, a FIFO or a file that already has this name, and never waits for one. Each object belongs to one
 // thread.
 #pragma once
 
@@ -26,8 +26,8 @@ class NewFile {
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
 
-  /// May also be called after publish(): the bytes are appended to the file, as long as nobody else gives the
-  /// name to another file.
+  /// May also be called after publish(): then the bytes are appended to the file, as long as the name still
+  /// belongs to this file.
   void write(std::span<const std::byte> bytes);
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
   /// Waits until the disk has the bytes.
@@ -44,7 +44,7 @@ class NewFile {
   bool published_ = false;
 };
 
-/// A NewFile of `text`, published.
+/// Writes `text` into a NewFile and publishes it.
 void write_new_file(const std::filesystem::path& path, std::string_view text, std::string subject = {});
 
 }  // namespace weft

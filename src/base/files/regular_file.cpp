@@ -65,7 +65,7 @@ std::string read_regular_file(const std::string& path, std::string_view subject,
                 fmt::format("{} {}", subject, file.why));
   std::string text;
   char part[16 * 1024];
-  for (;;) {  // to its end, which may move; files of /proc have size 0
+  for (;;) {  // reads up to the end, which may move; files of /proc have size 0
     const ssize_t n = ::read(file.fd.get(), part, sizeof part);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) throw_errno(fmt::format("{} cannot read it", subject), errno);

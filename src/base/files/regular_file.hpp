@@ -1,5 +1,5 @@
-// Opens files that others named or wrote: only regular files, so that weft never waits for the writer of a
-// FIFO or reads a device without end. Callable from any thread.
+// Opens files that others named or wrote. It opens only regular files, so that weft never waits for the
+// writer of a FIFO, and never reads a device without end. Any thread.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// "a FIFO", "a folder" and so on, of a st_mode.
+/// Returns the kind of file that a st_mode describes: "a FIFO", "a folder" and so on.
 std::string_view file_kind(unsigned mode) noexcept;
 
 /// A regular file open for reading, and its size; or no descriptor, and the reason.
@@ -19,7 +19,7 @@ struct RegularFile {
   Descriptor fd{};
   std::int64_t bytes = 0;
   std::string why{};  ///< "cannot open it: No such file or directory", "is not a regular file (it is a FIFO)"
-  int error_number = 0;  ///< of open; 0 if the file is of another kind
+  int error_number = 0;  ///< the errno of open(); 0 if the file is of another kind
 };
 
 /// Opens `path` without waiting for any other process. Links are followed; a name with a NUL is refused.

@@ -1,4 +1,4 @@
-// Guesses the known word that the user meant by an unknown one. Any thread.
+// For an unknown word, guesses the known word that the user meant. Any thread.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,9 +13,9 @@
 
 namespace weft {
 
-/// "; is run meant?", "; is run or bench meant?": the names that differ from `word` in at most a third of
-/// their letters (one of three or fewer), or begin with it, the nearest first. Returns "" if there is no such
-/// name.
+/// Returns a text such as "; is run meant?" or "; is run or bench meant?". It lists the names that begin with
+/// `word`, or differ from `word` in at most a third of their letters (in one letter if they have three or
+/// fewer), the nearest name first. Returns "" if there is no such name.
 inline std::string is_meant(std::string_view word, const std::vector<std::string>& names) {
   std::vector<std::pair<std::size_t, std::string>> near;
   for (const std::string& name : names) {

@@ -1,7 +1,7 @@
 // Streams that read and write as the "C" locale does. A stream of the standard library uses the locale of the
 // program (std::locale::global), which may write 12345 as "12 345" and read "12 345 6" as one number. Text
-// that other processes or the kernel wrote or will read goes through these streams, and NewFile
-// (base/files/new_file.hpp) writes files; tools/check_layers.py demands both.
+// that other processes or the kernel have written, or will read, must go through these streams, and files
+// must be written by NewFile (base/files/new_file.hpp); tools/check_layers.py checks both rules.
 #pragma once
 
 #include <filesystem>

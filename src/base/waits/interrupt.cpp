@@ -17,8 +17,8 @@ Interruptible::~Interruptible() { here = outer_; }
 
 Interruptible* Interruptible::current() noexcept { return here; }
 
-// If the thread made a Deadline between the raise and its first look, the Deadline counts as made before the
-// raise: no wait is missed.
+// If the thread has made a Deadline after the raise, but before it first noticed the raise, the Deadline
+// counts as made before the raise, so that no wait is missed.
 Clock::time_point detail::end_of_wait(Clock::time_point made, Clock::time_point at) noexcept {
   if (here != nullptr && here->interrupt_.raised()) {
     if (!here->interrupted()) here->since_ = Clock::now();

@@ -17,8 +17,8 @@ struct Gap {
 std::atomic<Duration::rep> suspended{0};
 std::atomic<Clock::rep> counted_until{0};  // the end of the last gap
 std::mutex counting;
-std::array<Gap, 256> gaps;  // the last ones, disjoint; guarded by counting
-std::size_t found = 0;      // gaps in all; guarded by counting
+std::array<Gap, 256> gaps;  // the last gaps, disjoint; guarded by `counting`
+std::size_t found = 0;      // the number of gaps in all; guarded by `counting`
 
 thread_local CalledInWaits* called_in_waits = nullptr;
 
@@ -30,8 +30,8 @@ Clock::time_point last_end() noexcept {
 
 Duration suspended_time() noexcept { return Duration(suspended.load(std::memory_order_acquire)); }
 
-// The first thread to resume may make a Deadline before another thread has noticed the gap: that gap lies
-// before the Deadline and does not count for it.
+// The first thread to resume may make a Deadline before another thread has noticed the gap. This gap lies
+// before the Deadline, so it does not count for it.
 Duration suspended_since(Clock::time_point t) noexcept {
   if (last_end() <= t) return Duration::zero();
   const std::lock_guard lock(counting);
@@ -58,7 +58,7 @@ TimedWait::~TimedWait() {
   const auto now = Clock::now();
   if (now - due_ < kLateWake) return;
   const std::lock_guard lock(counting);
-  const auto from = std::max(due_, last_end());  // another thread has found the rest
+  const auto from = std::max(due_, last_end());  // another thread has already counted the time before
   if (now <= from) return;
   gaps[found++ % gaps.size()] = {from, now};
   suspended.fetch_add(std::chrono::duration_cast<Duration>(now - from).count(), std::memory_order_release);

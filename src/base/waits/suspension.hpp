@@ -16,15 +16,15 @@ namespace weft {
 
 /// A wake-up that is late by less than this is attributed to the machine's load.
 inline constexpr Duration kLateWake = std::chrono::milliseconds(100);
-/// A wait in pieces of this length notices nearly all of a suspension.
+/// The length of the short waits: with it nearly all of a suspension is noticed.
 inline constexpr Duration kWaitPiece = std::chrono::milliseconds(200);
-/// The length of the pieces of a wait in this thread; shorter if an Interrupt may end the wait.
+/// The length of the short waits in this thread; they are shorter if an Interrupt may end the wait.
 inline Duration wait_piece() noexcept {
   constexpr Duration kShort = std::chrono::milliseconds(20);
   return Interruptible::current() == nullptr ? kWaitPiece : kShort;
 }
 
-/// Exists during one wait in the kernel, which asked to be woken after `asked` at the latest.
+/// Exists during one wait in the kernel; the thread has asked to be woken after `asked` at the latest.
 class TimedWait {
  public:
   explicit TimedWait(Duration asked) noexcept;
@@ -54,7 +54,7 @@ class CalledInWaits {
   CalledInWaits* const outer_;  // the object before this one, which is not called while this object exists
 };
 
-/// Sleeps for `span`, in pieces.
+/// Sleeps for `span` in short waits, so that a suspension is noticed.
 void sleep_noticing(Duration span) noexcept;
 
 }  // namespace weft

@@ -17,8 +17,8 @@
 namespace weft {
 namespace {
 
-// All groups of this name share the key: a rank stays on its host, so a program that makes
-// many groups of one name leaves one key for each rank.
+// All groups of this name share the key, because a rank stays on its host. So a program that makes many
+// groups of one name leaves only one key for each rank.
 std::string key_of(const Membership& m, int rank) { return fmt::format("weft/{}/host/{}", m.name, rank); }
 
 // Ranks with equal text can share memory (see HostPeers).
@@ -33,7 +33,7 @@ std::string host_of(Context& context, const Membership& m) {
   if (!test_host.empty()) return test_host;
   std::string host = this_host();
   if (is_unknown_host(host))
-    host = host_peers_of(context).self().host;  // one for all threads of this process
+    host = host_peers_of(context).self().host;  // equal for all threads of this process
   return fmt::format("{}/{}", host, ::geteuid());
 }
 
@@ -50,8 +50,8 @@ const std::vector<int>& HostTable::first_on_host() {
   return first_on_host_;
 }
 
-// The first rank that asks reads the host of each rank, and stores the result for the other ranks, which read
-// one key.
+// The first rank that calls this reads the host of each rank, and stores the result for the other ranks,
+// which then read one key.
 std::vector<int> HostTable::read() const {
   const auto n = static_cast<std::size_t>(member_.size);
   const Deadline deadline = Deadline::after(member_.deadline);

@@ -1,5 +1,5 @@
 // Records which ranks of a group share a host. Each rank writes its host into the Store when the group is
-// made, without waiting; a rank that needs the hosts reads them from the Store, once. Groups made from a
+// made, without waiting. A rank that needs the hosts reads them from the Store, once. Groups made from a
 // group share its table. Thread-safe.
 #pragma once
 
@@ -17,8 +17,8 @@ class HostTable {
   /// Writes the host of rank `m.rank` to the Store. `token`: the group's token.
   HostTable(Context& context, const Membership& m, std::string token);
   /// For each rank, the first rank on its host. The first call reads the table from the Store, and waits for
-  /// ranks that have not begun to make the group. Throws timeout that names the first rank that does not
-  /// come.
+  /// ranks that have not begun to make the group. Throws timeout, naming the first rank whose host is
+  /// missing.
   const std::vector<int>& first_on_host();
 
  private:

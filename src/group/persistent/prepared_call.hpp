@@ -18,22 +18,22 @@ class GroupState;
 
 namespace detail {
 
-/// The PersistentCall owns it, together with the slots of calls in flight that use its blocks.
+/// Owned by the PersistentCall and by the slots of calls in flight that use its blocks.
 struct PreparedCall {
-  GroupState* group = nullptr;  ///< alive as long as its users have not ended
+  GroupState* group = nullptr;  ///< exists as long as users->ended() is false
   std::shared_ptr<UserNumbers> users;
-  OpState op;                 ///< without a number; in a group of one rank: of its own block
+  OpState op;                 ///< without a number; in a group of one rank it describes the rank's own block
   std::vector<Block> blocks;  ///< `op` points into it; empty: equal blocks
   Duration deadline{};
   bool collective = false;
-  bool alone = false;  ///< a group of one rank, if nothing goes to the backend
-  bool plain = false;  ///< neither that, nor on a stream, nor with blocks, nor from any source
+  bool alone = false;  ///< the group has one rank, and the call is not passed to the backend
+  bool plain = false;  ///< not alone, and without a stream, blocks and any_source
   // The call that was started last, if any.
   bool begun = false;
   std::uint32_t slot = 0, ticket = 0;
-  std::string tail;  ///< of texts, once the group is gone
+  std::string tail;  ///< the end of error texts when the group is destroyed
 
-  /// The members of `op` that are not the backend's own.
+  /// Copies the members of `op`, except for those that belong to the backend.
   void copy_to(OpState& to) const noexcept {
     static_assert(std::is_trivially_copyable_v<OpState> && std::is_standard_layout_v<OpState>);
     std::memcpy(static_cast<void*>(&to), &op, offsetof(OpState, scratch));

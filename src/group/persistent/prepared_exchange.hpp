@@ -22,19 +22,19 @@ namespace detail {
 struct PreparedExchange {
   PreparedExchange(const ExchangePlan& plan_in, int rank) : plan(plan_in), program(plan, rank) {}
 
-  /// make_exchange() for a layer of weft that checks its plans and its fields itself.
+  /// Like make_exchange(), for a layer of weft that checks its plans and its fields itself.
   static PersistentExchange make_sound(ProcessGroup& group, const ExchangePlan& plan);
 
-  GroupState* group = nullptr;  ///< alive as long as its users have not ended
+  GroupState* group = nullptr;  ///< exists as long as users->ended() is false
   std::shared_ptr<UserNumbers> users;
   const ExchangePlan plan;
   const ExchangeProgram program;
-  bool sound = false;  ///< the caller has checked that no memory that is written is read or written twice
-  std::string tail;    ///< of texts
-  /// Belongs to the group: the group's owner uses and destroys it, and not after the group has ended.
+  bool sound = false;  ///< the caller has checked that written memory is neither read nor written twice
+  std::string tail;    ///< the end of error texts
+  /// Belongs to the group: only the group's owner uses and destroys it, before the group ends.
   std::unique_ptr<PlannedExchange> planned{};
 
-  /// The last fields that were checked and were right, and their number.
+  /// The fields that were last checked successfully, and the number of their memory.
   struct Known {
     std::vector<ExchangeField> fields{};
     std::uint64_t memory = 0;  // 0: none
@@ -43,7 +43,7 @@ struct PreparedExchange {
   std::size_t next_known = 0;
   std::uint64_t last_memory = 0;
 
-  /// The number of these fields' memory. Throws bad_argument if the fields are wrong.
+  /// Returns the number of the memory of these fields. Throws bad_argument if the fields are wrong.
   std::uint64_t memory_of(std::span<const ExchangeField> fields);
   /// Returns whether a field has bytes in [begin, end) that are sent or received.
   bool touches(const ExchangeField* fields, const std::byte* begin, const std::byte* end) const noexcept;

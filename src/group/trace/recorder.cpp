@@ -14,7 +14,7 @@ void Recorder::failed(const Failure& why) noexcept {
   try {
     const std::lock_guard lock(mutex_);
     if (!failure_) failure_ = Trace::Failed{why, scale_.nanoseconds(tick())};
-  } catch (const std::exception&) {  // out of memory: then the trace contains only the calls
+  } catch (const std::exception&) {  // out of memory: the trace then contains only the calls
   }
 }
 

@@ -1,5 +1,5 @@
 // The last calls of one rank in one group. Only the owner of the group writes it. Any thread may read at any
-// time: it may see a half-written entry, but nothing out of bounds.
+// time; it may see a half-written entry, but never reads out of bounds.
 #pragma once
 
 #include <array>
@@ -19,12 +19,11 @@ class Recorder {
  public:
   static constexpr std::uint64_t kEntries = 1024;
 
-  /// `about`: what a Trace contains about the group, without times and calls.
+  /// `about`: the part of the Trace that describes the group, without times and calls.
   explicit Recorder(Trace about);
 
-  /// Records a call; returns its number for finished().
-  /// `when`: the time in ticks; 0: it is read and stored there. Calls that begin together need one reading
-  /// (8 ns).
+  /// Records a call; returns its number for finished(). `when`: the time in ticks; if it is 0, the time is
+  /// read and stored there. Calls that begin together need only one reading (8 ns).
   std::uint64_t posted(const OpState& s, std::uint64_t& when) noexcept {
     const std::uint64_t number = next_.load(std::memory_order_relaxed);
     Entry& e = entries_[number % kEntries];
@@ -39,10 +38,11 @@ class Recorder {
     next_.store(number + 1, std::memory_order_release);
     return number;
   }
-  /// `waited`: the call took the slow path, on which reading the clock adds little.
+  /// Records the end of a call. `waited`: whether the call took the slow path, on which reading the clock
+  /// adds little.
   void finished(std::uint64_t number, TracedState state, bool waited) noexcept {
     if (next_.load(std::memory_order_relaxed) - number > kEntries)
-      return;  // a later call has overwritten its entry
+      return;  // a later call has overwritten the entry
     Entry& e = entries_[number % kEntries];
     const CallWord word(e.word.load(std::memory_order_relaxed));
     e.word.store(word.noted(static_cast<unsigned>(state)).bits(), std::memory_order_relaxed);
@@ -67,11 +67,11 @@ class Recorder {
  private:
   struct Entry {
     std::atomic<std::uint64_t> word{0}, call{0}, posted{0},
-        finished{0};  // word: a CallWord, noted: TracedState
+        finished{0};  // `word` is a CallWord, `noted` is a TracedState
     std::atomic<std::int64_t> count{0};
   };
   std::array<Entry, kEntries> entries_;
-  std::atomic<std::uint64_t> next_{0};  // calls noted so far
+  std::atomic<std::uint64_t> next_{0};  // the number of calls recorded so far
   TickScale scale_;
   Trace about_;
   mutable std::mutex mutex_;

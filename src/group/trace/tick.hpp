@@ -15,7 +15,7 @@ inline std::uint64_t tick() noexcept {
 #endif
 }
 
-/// Converts ticks to nanoseconds since this object was made, from readings of both clocks at its making and
+/// Converts ticks to nanoseconds since this object was made, from readings of both clocks at that time and
 /// now.
 class TickScale {
  public:

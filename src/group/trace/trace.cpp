@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// Returns how many bytes of `text` from `at` on form one character of UTF-8; 0: no character.
+// Returns how many bytes of `text` from `at` on form one UTF-8 character; 0 if they form none.
 std::size_t character(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
@@ -24,14 +24,15 @@ std::size_t character(std::string_view text, std::size_t at) {
   if (n == 0 || at + n > text.size() || (n == 2 && first < 0xc2) || first > 0xf4) return 0;
   for (std::size_t i = 1; i < n; ++i)
     if (byte(at + i) >> 6 != 2) return 0;
-  const unsigned char second = n > 1 ? byte(at + 1) : 0;  // too long, surrogates, beyond the last
+  // excludes overlong forms, surrogates, and values beyond the last character
+  const unsigned char second = n > 1 ? byte(at + 1) : 0;
   if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
       (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f))
     return 0;
   return n;
 }
 
-// The text as a JSON string. Control characters and bytes that are not UTF-8 become question marks.
+// Returns the text as a JSON string. Control characters and bytes that are not UTF-8 become question marks.
 std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (std::size_t at = 0; at < text.size();) {
@@ -47,7 +48,7 @@ std::string quoted(std::string_view text) {
   return out + '"';
 }
 
-// The fields that describe a call, equal in both formats.
+// Returns the fields that describe a call; they are equal in both formats.
 std::string fields(const TracedCall& c) {
   const OpRow r = row(c.op);
   std::string out =
@@ -78,7 +79,7 @@ std::vector<int> rows(const Trace& t, std::vector<std::int64_t>& durations) {
 }
 
 std::string events(std::span<const Trace> traces, std::span<const std::int64_t> shifts) {
-  // In the viewer one "process" is one rank; each of its groups occupies `rows` rows.
+  // In the viewer a "process" is a rank; each of its groups occupies `rows` rows.
   using Key = std::tuple<std::string, std::string, int, int>;
   struct Process {
     int number = 0, rows = 0;

@@ -1,5 +1,5 @@
-// The trace of one rank in one group, as files hold it: JSON for `weft doctor trace` and for people, Chrome's
-// trace format for chrome://tracing and Perfetto. Pure functions; any thread.
+// The trace of one rank in one group, in the forms that files have: JSON for `weft doctor trace` and for
+// users, and Chrome's trace format for chrome://tracing and Perfetto. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@ std::string_view name(TracedState state) noexcept;
 /// Times are nanoseconds since the group was made.
 struct TracedCall {
   Op op = Op::none;
-  std::uint64_t call = 0;  ///< number among the group's collectives, or among its messages
+  std::uint64_t call = 0;  ///< the call's number among the group's collectives, or among its messages
   DType dtype = DType::u8;
   std::int64_t count = 0;  ///< elements of the longer of `in` and `out`
   ReduceOp::Kind reduce = ReduceOp::Kind::sum;
-  int peer = -1;  ///< the root of a collective, the other rank of a message
+  int peer = -1;  ///< the root of a collective, or the other rank of a message
   std::int64_t posted_ns = 0;
-  std::int64_t finished_ns = 0;  ///< 0: not yet, or at once, without a wait
+  std::int64_t finished_ns = 0;  ///< 0: not finished, or finished at once, without a wait
   TracedState state = TracedState::pending;
 };
 
@@ -33,14 +33,14 @@ struct Trace {
   std::string group, id;  ///< the group's name, and a text that identifies the group in its job
   int rank = 0, size = 1;
   std::string backend, host;
-  std::string boot;  ///< equal if the monotonic clock is the same
+  std::string boot;  ///< equal for traces with the same monotonic clock
   int process = 0, process_rank = 0;
-  /// Two clocks at the time when the group was made: the first aligns the ranks of a host, the second aligns
-  /// the hosts.
+  /// Two clocks at the time when the group was made: the first serves to align the ranks of a host, and the
+  /// second to align the hosts.
   std::int64_t began_monotonic_ns = 0, began_realtime_ns = 0;
   std::int64_t taken_ns = 0;
   std::uint64_t forgotten = 0;      ///< earlier calls that the trace does not contain
-  std::vector<TracedCall> calls{};  ///< in the order they were posted
+  std::vector<TracedCall> calls{};  ///< in the order in which they were posted
   struct Failed {
     Failure why;
     std::int64_t noticed_ns = 0;

@@ -27,7 +27,7 @@
 namespace weft {
 namespace {
 
-constexpr auto kPatience = std::chrono::seconds(2);  // with the disk
+constexpr auto kPatience = std::chrono::seconds(2);  // how long threads wait for the disk
 
 std::string host_name() {
   char text[256] = "";
@@ -47,8 +47,7 @@ void on_signal(int number) {
   in_handler.fetch_add(1, std::memory_order_seq_cst);
   const int descriptor = signal_descriptor.load(std::memory_order_seq_cst);
   if (signal_owner.load(std::memory_order_seq_cst) != ::getpid()) {
-    // This is a child made by fork: the descriptor belongs to its parent, and nobody in the child would read
-    // it.
+    // In a child made by fork the descriptor belongs to the parent, and no thread of the child would read it.
     ::signal(number, SIG_DFL);
     ::raise(number);
   } else if (descriptor >= 0) {
@@ -82,14 +81,15 @@ void give_signal_back() {
   struct sigaction now {};
   if (::sigaction(SIGUSR2, nullptr, &now) == 0 && now.sa_handler == on_signal) ::signal(SIGUSR2, SIG_DFL);
   signal_descriptor.store(-1, std::memory_order_seq_cst);
-  // A handler that has read the descriptor is about to write to it, but the descriptor will be closed.
+  // Waits for handlers that have read the descriptor's number and are about to write to it, because it will
+  // be closed.
   while (in_handler.load(std::memory_order_seq_cst) > 0) ::sched_yield();
   signal_owner.store(0);
 }
 
 // ---- Files
 
-// A part of a file's name.
+// Returns a text as a part of a file's name.
 std::string plain(std::string_view text) {
   constexpr std::size_t kLongest = 48;
   std::string out;
@@ -100,7 +100,7 @@ std::string plain(std::string_view text) {
   return out;
 }
 
-// The file appears complete or not at all. The failure, or nothing.
+// Writes a file, which appears complete or not at all. Returns the reason if that fails, or nothing.
 std::string write_file(const std::string& path, std::string_view text) try {
   write_new_file(path, text);
   return {};
@@ -110,7 +110,7 @@ std::string write_file(const std::string& path, std::string_view text) try {
 
 }  // namespace
 
-// The data of the thread, which outlives the Context if the disk hangs.
+// The data of the thread. It exists longer than the Context if the disk hangs.
 struct TraceFiles::Writer {
   std::string folder, names;
   Descriptor descriptor;
@@ -121,14 +121,14 @@ struct TraceFiles::Writer {
   std::condition_variable changed;
   bool ending = false, ended = false;
   int files = 0;
-  std::map<std::shared_ptr<Recorder>, int> groups;  // by recorder, the number in its file's name
+  std::map<std::shared_ptr<Recorder>, int> groups;  // for each recorder, the number in the name of its file
   std::deque<std::pair<std::shared_ptr<Recorder>, int>> asked;
   std::shared_ptr<Recorder> in_hand;
 
   std::mutex log_mutex;
-  Logger* log = nullptr;  // null: the Context is gone
+  Logger* log = nullptr;  // null: the Context is destroyed
 
-  // The signal's handler adds 1 to the counter of the descriptor, all other code adds 2^32, so that the two
+  // The signal handler adds 1 to the counter of the descriptor, and all other code adds 2^32, so that the two
   // can be distinguished.
   static constexpr std::uint64_t kWake = std::uint64_t{1} << 32;
   void wake() const { static_cast<void>(!::write(descriptor.get(), &kWake, sizeof kWake)); }
@@ -231,7 +231,7 @@ TraceFiles::~TraceFiles() {
   if (ended) {
     w.thread.join();
   } else {
-    w.thread.detach();  // inside a write that does not return; the thread owns the data that it uses
+    w.thread.detach();  // the thread is inside a write that does not return; it owns the data that it uses
   }
   const std::lock_guard lock(w.log_mutex);
   w.log = nullptr;
@@ -263,7 +263,7 @@ void TraceFiles::write(const std::shared_ptr<Recorder>& recorder) noexcept {
     if (group == writer_->groups.end()) return;
     writer_->asked.push_back(*group);
     writer_->wake();
-  } catch (const std::exception&) {  // out of memory: then there is no file
+  } catch (const std::exception&) {  // out of memory: there is no file then
   }
 }
 

@@ -21,7 +21,7 @@ namespace weft {
 namespace {
 
 constexpr std::int64_t kMostMillicores = 1'000'000'000;  // a million cores
-constexpr std::size_t kMostDepth = 64;                   // of cgroups in each other
+constexpr std::size_t kMostDepth = 64;                   // nesting of cgroups
 
 // The place at which a hierarchy of cgroups is mounted, and the cgroup of the hierarchy that the mount shows.
 struct Mount {
@@ -83,8 +83,8 @@ std::optional<std::int64_t> quota_in(const std::string& folder, bool version2) {
   return millicores(quota, period);
 }
 
-// Visits the cgroups from the mount point down to `cgroup`, which /proc/self/cgroup names relative to the
-// hierarchy's root.
+// Adds the quotas of the cgroups from the mount point down to `cgroup`, which is relative to the root of the
+// hierarchy, as /proc/self/cgroup gives it.
 void add_quotas(const std::string& root, std::string cgroup, bool version2, std::vector<CpuQuota>& found) {
   const std::optional<Mount> mount = find_mount(root, version2);
   if (!mount) return;
@@ -113,7 +113,8 @@ void add_quotas(const std::string& root, std::string cgroup, bool version2, std:
 std::vector<CpuQuota> cpu_quotas(const std::string& root) {
   std::vector<CpuQuota> found;
   FileIn file(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(file, line);) {  // "0::/path", or "4:cpu,cpuacct:/path" of version 1
+  // "0::/path" in version 2, "4:cpu,cpuacct:/path" in version 1
+  for (std::string line; std::getline(file, line);) {
     const std::size_t first = line.find(':'), second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1),
@@ -148,7 +149,8 @@ std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& process
     std::int64_t quota = 0;
     bool process = false;
     std::set<std::uint64_t> inside;
-    bool counted = false;  // each once, even if the lists of other ranks contradict each other
+    // each node counts only once, even if the lists of other ranks contradict each other
+    bool counted = false;
   };
   std::map<std::uint64_t, Node> nodes;
   for (const auto& list : processes) {
@@ -159,7 +161,7 @@ std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& process
     }
     nodes[outer].process = true;
   }
-  // The time that a cgroup gives: the sum over its members, but no more than its quota. 0: no limit.
+  // Returns the time that a cgroup allows: the sum over its members, but at most its quota. 0: no limit.
   const auto given = [&](const auto& self, std::uint64_t id) -> std::int64_t {
     Node& node = nodes[id];
     if (node.process || std::exchange(node.counted, true)) return node.quota;

@@ -10,7 +10,7 @@ namespace weft {
 
 /// A cgroup that limits all its processes together.
 struct CpuQuota {
-  std::uint64_t id = 0;         ///< of the cgroup, on this host
+  std::uint64_t id = 0;         ///< identifies the cgroup on this host
   std::int64_t millicores = 0;  ///< thousandths of a core
   friend bool operator==(const CpuQuota&, const CpuQuota&) = default;
 };
@@ -20,16 +20,17 @@ struct CpuQuota {
 /// is put before every path, for tests.
 std::vector<CpuQuota> cpu_quotas(const std::string& root = "");
 
-/// Like cpu_quotas(), but up to a second old: otherwise half a dozen files would be read for every group.
-/// Thread-safe.
+/// Like cpu_quotas(), but the result may be a second old, so that not every new group reads half a dozen
+/// files. Thread-safe.
 std::vector<CpuQuota> recent_cpu_quotas();
 
-/// The number of cores that several processes have together; each process is in the cgroups of its list. A
-/// cgroup gives all its processes together no more than its quota. 0: some of the processes are not limited.
+/// Returns how many thousandths of a core several processes have together. processes[i] lists the cgroups of
+/// process i; a cgroup allows all its processes together at most its quota. Returns 0 if one of the processes
+/// is not limited.
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes);
 
-/// Quotas as text without blanks: "17:2000,23:500"; "-" if there are none. decode_quotas() returns none for
-/// any other text.
+/// Converts quotas to a text without blanks: "17:2000,23:500"; "-" if there are none. decode_quotas() returns
+/// none for any other text.
 std::string encode(const std::vector<CpuQuota>& quotas);
 std::vector<CpuQuota> decode_quotas(const std::string& text);
 

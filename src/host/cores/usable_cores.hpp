@@ -1,6 +1,6 @@
-// Which cores this thread may run on, and how much time on them the cgroups of its process allow; and both
-// for all ranks of a group together. If there are more ranks than that, no rank spins. Also the number of
-// memory nodes of the machine.
+// The cores on which this thread may run, and how much time on these cores the cgroups of its process allow;
+// also both for all ranks of a group together. If a host has more ranks than usable cores, its ranks do not
+// spin. Also the number of memory nodes of the machine.
 #pragma once
 
 #include <sched.h>
@@ -18,7 +18,7 @@
 
 namespace weft {
 
-/// A set of cores. Ranks send each other their cores, since each rank may be bound to other cores.
+/// A set of cores. Ranks send each other their cores, because each rank may be bound to different cores.
 class CoreSet {
  public:
   /// The cores that this thread may use. Beyond 1024 cores the kernel reports nothing, and such a machine
@@ -32,7 +32,7 @@ class CoreSet {
       cores.bits_[static_cast<std::size_t>(core)] = CPU_ISSET(core, &set);
     return cores;
   }
-  /// Four cores to a hexadecimal digit, the lowest first.
+  /// Converts the set to a text: each hexadecimal digit stands for four cores, the lowest cores first.
   std::string encode() const {
     std::string text;
     for (std::size_t i = 0; i < bits_.size(); i += 4)
@@ -40,7 +40,7 @@ class CoreSet {
     text.erase(text.find_last_not_of('0') + 1);
     return text.empty() ? "0" : text;
   }
-  /// Other characters are ignored.
+  /// Converts the text back; ignores other characters.
   static CoreSet decode(const std::string& text) noexcept {
     CoreSet cores;
     for (std::size_t i = 0; i < std::min(text.size(), cores.bits_.size() / 4); ++i) {
@@ -76,14 +76,14 @@ class CpuShare {
     share.quotas_.push_back(recent_cpu_quotas());
     return share;
   }
-  /// Text without blanks.
+  /// Converts the share to a text without blanks.
   std::string encode() const {
     std::string text = cores_.encode();
     text.append("/").append(std::to_string(host_));
     for (const auto& list : quotas_) text.append("/").append(weft::encode(list));
     return text;
   }
-  /// Any other part of the text is ignored.
+  /// Converts the text back; ignores other parts of it.
   static CpuShare decode(const std::string& text) {
     CpuShare share;
     TextIn parts(text);

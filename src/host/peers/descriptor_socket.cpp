@@ -20,8 +20,8 @@ struct AbstractAddress {
   socklen_t bytes = 0;
 };
 
-// An abstract name begins with a zero byte and ends where the length says; it is no file, and disappears with
-// its socket.
+// An abstract name begins with a zero byte, and its length is part of the address. It is no file, and
+// disappears with its socket.
 AbstractAddress abstract_address(const std::string& name) noexcept {
   AbstractAddress a;
   a.address.sun_family = AF_UNIX;
@@ -105,7 +105,7 @@ Transfer receive_message(int socket, void* message, std::size_t bytes, Descripto
   header.msg_controllen = sizeof control;
   const ssize_t got = ::recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (got < 0) return transfer_error();
-  Descriptor received;  // received in any case, so that no sent descriptor stays open
+  Descriptor received;  // a descriptor is received in any case, so that no sent descriptor stays open
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     int fd = -1;

@@ -1,5 +1,5 @@
-// Messages with descriptors between processes of one host: sequenced packets over an abstract Unix socket,
-// for the host peers. No function blocks; callers poll.
+// Messages with descriptors between processes of one host, for the host peers. They are sequenced packets
+// over an abstract Unix socket. No function blocks; callers poll.
 #pragma once
 
 #include <sys/types.h>
@@ -19,7 +19,7 @@ struct SocketRequest {
 
   std::uint32_t magic = kMagic;
   Kind kind = Kind::block;
-  /// The reply repeats it, so that a late reply to an abandoned request is noticed.
+  /// The reply repeats this number, so that the sender notices a late reply to an abandoned request.
   std::uint64_t number = 0;
   std::uint32_t segment = 0;
   std::uint32_t name_bytes = 0;
@@ -28,17 +28,18 @@ struct SocketRequest {
 
 struct SocketReply {
   enum class Status : std::uint32_t {
-    ok,          ///< a descriptor comes with the reply
-    absent,      ///< no such segment or region (yet)
-    no_memory,   ///< it exists, but the system refused memory that others can map; `bytes`: errno
+    ok,      ///< the reply carries a descriptor
+    absent,  ///< there is no such segment or region (yet)
+    /// it exists, but the system refused memory that other processes can map; `bytes` is the errno
+    no_memory,
     other_user,  ///< the asking process runs as another user
-    busy,        ///< it exists, but too many descriptors of this user are on their way: ask again
+    busy,        ///< it exists, but too many descriptors of this user are in flight: repeat the request
   };
   std::uint32_t magic = SocketRequest::kMagic;
   Status status = Status::ok;
   std::uint64_t number = 0;
   std::uint64_t bytes = 0;
-  std::uint64_t id = 0;  ///< regions: unique in the process that offers it, never used again
+  std::uint64_t id = 0;  ///< for regions: unique in the process that offers the region, never reused
 };
 
 /// The process at the other end of a Unix socket, as reported by the kernel.
@@ -48,12 +49,12 @@ struct Credentials {
 };
 Credentials credentials(int socket);
 
-/// A listening socket of that abstract name. Throws system.
+/// Makes a listening socket with that abstract name. Throws system.
 Descriptor listen_abstract(const std::string& name);
 /// Returns a connected socket, or an empty one with errno set: ECONNREFUSED (nobody listens), EAGAIN (try
 /// again).
 Descriptor connect_abstract(const std::string& name) noexcept;
-/// The next connection, or an empty one with errno set.
+/// Returns the next connection, or an empty descriptor with errno set.
 Descriptor accept_connection(int listener) noexcept;
 
 enum class Transfer {

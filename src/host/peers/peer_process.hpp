@@ -1,4 +1,4 @@
-// One process of this host, as its peer processes see it: whether it lives, its segments, its doorbells.
+// One process of this host, as its peer processes see it: whether it is alive, its segments, its doorbells.
 #pragma once
 
 #include <cstddef>
@@ -21,12 +21,12 @@ class PeerProcess {
   virtual ~PeerProcess() = default;
   virtual const ProcessAddress& address() const noexcept = 0;
   virtual bool is_self() const noexcept = 0;
-  /// Returns false once the process or its Context has ended, or once the process has become another program.
-  /// It costs one cheap system call.
+  /// Returns false if the process or its Context has ended, or if the process has become another program.
+  /// Makes one cheap system call.
   virtual bool alive() const noexcept = 0;
   enum class State { running, stopped, ended };
-  /// Detects more than alive(), by reading /proc (some 20 µs). A process that writes its core has ended, long
-  /// before its pidfd reports it; alive() returns false from then on.
+  /// Detects more than alive(), by reading /proc (some 20 µs). A process that writes its core dump counts as
+  /// ended, long before its pidfd reports the end; alive() then returns false, too.
   virtual State look() noexcept = 0;
   /// A segment as this process has mapped it: null and 0 bytes if it is not mapped (yet).
   struct MappedSegment {
@@ -37,21 +37,21 @@ class PeerProcess {
   /// buffer of each direct call.
   virtual MappedSegment mapped(std::uint32_t index) const noexcept = 0;
   std::byte* segment(std::uint32_t index) const noexcept { return mapped(index).begin; }
-  /// This process's address of bytes that the other process has named; null if the bytes do not lie in a
-  /// mapped segment.
+  /// Returns the address, in this process, of bytes that the other process has named by their place; null if
+  /// the bytes do not lie in a mapped segment.
   std::byte* find(std::uint64_t segment, std::uint64_t offset, std::int64_t bytes) const noexcept {
     const auto index = static_cast<std::uint32_t>(segment);
     if (index != segment) return nullptr;
     const MappedSegment there = mapped(index);
     return is_within(offset, bytes, there.bytes) ? there.begin + offset : nullptr;
   }
-  /// Maps segments [0, count) that are not mapped yet. If their owner has to be asked for the descriptors, it
-  /// gives up at the deadline (a stopped owner). Returns true if all are mapped. A refused mmap is final for
-  /// that segment, and is logged once.
+  /// Maps the segments [0, count) that are not mapped yet. If it must request the descriptors from their
+  /// owner, it gives up at the deadline, because the owner may be stopped. Returns true if all these segments
+  /// are mapped. If the system refuses the mmap of a segment, this is final, and is logged once.
   virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;
   /// Returns whether the mmap of that segment was refused.
   virtual bool is_refused(std::uint64_t index) const noexcept = 0;
-  /// The doorbell with that number in that process. Returns null if there is none.
+  /// Returns the doorbell with that number in that process, or an empty Doorbell if there is none.
   virtual Doorbell doorbell(int number) const noexcept = 0;
 };
 using PeerProcessRef = std::shared_ptr<PeerProcess>;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kUnknownHost = "unknown-";
 
-// The inode of a namespace of this process, or nothing.
+// Returns the inode of a namespace of this process as text, or "".
 std::string namespace_of(const char* path) {
   std::array<char, 64> target{};
   const ssize_t n = ::readlink(path, target.data(), target.size());

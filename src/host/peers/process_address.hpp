@@ -1,5 +1,4 @@
-// The address that a process publishes through the Store, so that other processes of its host find it.
-// Callable from any thread.
+// The address of a process for other processes of its host. Any thread.
 #pragma once
 
 #include <cstdint>
@@ -17,15 +16,17 @@ struct ProcessAddress {
   std::string socket;  ///< abstract socket name, without the leading zero byte; random
   std::uint32_t user = 0;
   std::int32_t pid = 0;
-  std::int32_t block = -1;  ///< its block's descriptor there; -1: none, or peers cannot open it through /proc
+  /// the number of the block's descriptor in that process; -1: there is none, or peers cannot open it through
+  /// /proc
+  std::int32_t block = -1;
   std::uint64_t block_inode = 0;
   std::string encode() const;
-  /// Throws mismatch with the text if the text is not an address.
+  /// Throws mismatch, with the text, if the text is not an address.
   static ProcessAddress decode(const std::string& text);
   friend bool operator==(const ProcessAddress&, const ProcessAddress&) = default;
 };
 
-/// Returns whether a ProcessAddress::host belongs to a process that did not know its place.
+/// Returns whether a ProcessAddress::host is random, because the system did not report the ids.
 bool is_unknown_host(std::string_view host) noexcept;
 inline constexpr const char* kUnknownHostText =
     "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is /proc mounted?)";

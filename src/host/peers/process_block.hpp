@@ -1,5 +1,5 @@
-// A process's block: memory that its peer processes map, by which they see whether the process lives and ring
-// its doorbells.
+// A process's block: memory that its peer processes map, to see whether the process is alive and to ring its
+// doorbells.
 #pragma once
 
 #include <linux/futex.h>
@@ -18,11 +18,11 @@ namespace weft {
 
 inline constexpr std::size_t kBlockLineBytes = 64;
 
-// Only its process writes it, except for the doorbells, which peers ring. An entry of `segments` is written
-// once, `bytes` last.
+// Only its own process writes to the block, except for the doorbells, which peers ring. An entry of
+// `segments` is written once, `bytes` last.
 struct ProcessBlock {
   struct Segment {
-    std::atomic<std::uint64_t> bytes;  // 0: not there yet
+    std::atomic<std::uint64_t> bytes;  // 0: the entry is not valid yet
     std::uint64_t inode;
     std::int32_t descriptor;
   };
@@ -31,16 +31,16 @@ struct ProcessBlock {
   };
   static constexpr std::uint32_t kEnded = 0, kBegins = 1;
 
-  alignas(kBlockLineBytes) char name[kBlockLineBytes];       // the socket's
+  alignas(kBlockLineBytes) char name[kBlockLineBytes];       // the name of the process's socket
   alignas(kBlockLineBytes) std::atomic<std::uint32_t> life;  // see LifeMark
   alignas(kBlockLineBytes) Segment segments[Arena::kMaxSegments];
   DoorbellLine doorbells[kMaxProcessDoorbells];
 };
 
 // While this object exists, the end of the calling thread changes the word in the block, however the thread
-// ends. The word is a robust futex: the kernel changes it if the process is killed, or if it becomes another
-// program by exec, which a pidfd does not report. It replaces the thread's list of robust mutexes, so the
-// thread must not use any.
+// ends. The word is a robust futex: the kernel changes it if the process is killed, or if the process becomes
+// another program by exec, which a pidfd does not report. A LifeMark replaces the thread's list of robust
+// mutexes, so the thread must not use such mutexes.
 class LifeMark {
  public:
   explicit LifeMark(std::atomic<std::uint32_t>& word) noexcept : word_(word) {

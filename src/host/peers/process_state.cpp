@@ -26,7 +26,7 @@ ProcessState process_state(pid_t process, const char* proc) noexcept {
   } while (bytes < 0 && errno == EINTR);
   if (bytes <= 0) return {};
   const std::string_view status(text, static_cast<std::size_t>(bytes));
-  // The value of a line "name:<tab>value".
+  // Returns the value of a line "name:<tab>value".
   const auto first_of = [&](std::string_view name) {
     const std::size_t at = status.find(name);
     return at == std::string_view::npos || at + name.size() >= status.size() ? '\0'

@@ -1,5 +1,5 @@
 // Regions: memory mapped by several processes or threads. The process that made a region offers it by name.
-// A function is thread-safe if its comment names a mutex.
+// Functions whose comment names a mutex are thread-safe.
 #pragma once
 
 #include <sys/types.h>
@@ -22,8 +22,8 @@ namespace weft {
 
 class PeerProcess;
 
-/// Memory mapped by several processes or threads: a group's control block. It is filled with zeros when made.
-/// It is unmapped with its last owner, and excluded from forked children and from core dumps.
+/// Memory mapped by several processes or threads: a group's control block. A new region is filled with zeros.
+/// It is unmapped when its last owner is destroyed, and is excluded from forked children and from core dumps.
 struct Region {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -32,13 +32,13 @@ using RegionRef = std::shared_ptr<const Region>;
 
 struct OfferTable;
 
-// A region with its mapping. In the process that offers it, it also holds the entry in that process's table.
-// In other processes, it holds the PeerProcess from which it came; this keeps that object alive, so that a
-// second open() finds this mapping.
+// A region with its mapping. In the process that offers the region, it also holds the entry in that process's
+// table. In other processes, it holds the PeerProcess of the offering process, and so keeps that object
+// alive, so that a second open() finds this mapping.
 struct HeldRegion : Region {
   SharedMapping mapping;
   Descriptor memfd;
-  int refusal = 0;  // errno, if the system refused a memfd
+  int refusal = 0;  // the errno, if the system refused a memfd
   std::uint64_t id = 0;
   std::string name;
   std::weak_ptr<OfferTable> offers;
@@ -61,7 +61,7 @@ struct OfferTable {
   std::map<std::string, std::pair<std::uint64_t, std::weak_ptr<HeldRegion>>, std::less<>>
       regions;  // id, region
   std::uint64_t next_id = 1;
-  std::uint64_t numbers_given = 0;  // by next_region_number()
+  std::uint64_t numbers_given = 0;  // how many numbers next_region_number() has returned
 
   std::shared_ptr<HeldRegion> find(std::string_view name) {
     const auto i = regions.find(name);

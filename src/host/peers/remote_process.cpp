@@ -22,8 +22,8 @@
 namespace weft {
 namespace {
 
-// Why another process has no memory to share. Its limits may differ from this process's, so the limit is
-// named without its value.
+// Returns the reason why another process has no memory to share. The other process may have other limits than
+// this process, so the text names the limit without its value.
 std::string refusal_text(const SocketReply& reply) {
   const int error_number = reply.bytes < 4096 ? static_cast<int>(reply.bytes) : 0;
   if (error_number == 0) return {};
@@ -43,8 +43,8 @@ int poll_timeout(const Deadline& deadline) {
 
 RemoteProcess::RemoteProcess(Logger& log, const ProcessAddress& address, Deadline deadline)
     : log_(log), address_(address) {
-  // The pid still belongs to that process: the block, which is opened after this, proves it. If there is no
-  // such process, connecting to its socket fails and reports this.
+  // The block, which is opened after this, proves that the pid still belongs to that process. If there is no
+  // such process, connecting to its socket fails and reports that.
   static_cast<void>(watch());
   block_ = open_block();
   if (!block_) block_ = ask_for_block(deadline);
@@ -63,7 +63,7 @@ bool RemoteProcess::alive() const noexcept {
 
 PeerProcess::State RemoteProcess::look() noexcept {
   const ProcessState state = process_state(address_.pid);
-  if (!alive()) return State::ended;  // another process that has its number now
+  if (!alive()) return State::ended;  // the number now belongs to another process
   if (state.dumping) dumps_core_.store(true, std::memory_order_relaxed);
   return state.dumping ? State::ended : state.stopped ? State::stopped : State::running;
 }
@@ -87,7 +87,7 @@ bool RemoteProcess::map_segments(std::uint32_t count, Deadline deadline) noexcep
     all = !is_refused(i) && map_segment(i, deadline) && all;
   }
   return all;
-} catch (...) {  // it died, or did not answer in time
+} catch (...) {  // the process has died, or has not answered in time
   return false;
 }
 
@@ -165,8 +165,8 @@ bool RemoteProcess::has_ended() const noexcept {
   return life == ProcessBlock::kEnded || (life & FUTEX_OWNER_DIED) != 0;
 }
 
-// Without pidfds (a kernel before 5.3, a sandbox) only the block shows the process's end. Returns false if
-// there is no such process.
+// Opens the pidfd. Without pidfds (a kernel before 5.3, a sandbox) only the block shows the process's end.
+// Returns false if there is no such process.
 bool RemoteProcess::watch() {
   pidfd_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, address_.pid, 0)));
   if (!pidfd_ && errno == ESRCH) return false;
@@ -224,12 +224,13 @@ void RemoteProcess::connect(Deadline deadline) {
   if (c.process != address_.pid)
     throw Error(ErrorCode::unsupported,
                 fmt::format("host peers: the socket of {} is held by process {}", who(), c.process));
-  // If an answer arrives over the connection after this, the process lives and the pid belongs to it.
-  // Otherwise the process may have ended, while a forked child still holds the connection.
+  // If an answer arrives over the connection after this, the process is alive and the pid belongs to it.
+  // Otherwise the process may have ended while a forked child still holds the connection.
   if (!pidfd_ && !watch()) throw lost("has ended");
 }
 
-// Asks again while too many descriptors of this user are in flight. The caller must have the turn.
+// Repeats the request as long as too many descriptors of this user are in flight. The caller must have the
+// turn.
 RemoteProcess::Answer RemoteProcess::exchange(SocketRequest request, Deadline deadline) {
   const auto start = Clock::now();
   if (!socket_) connect(deadline);
@@ -291,7 +292,7 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
   std::uint64_t bytes = shown.bytes.load(std::memory_order_acquire);
   Descriptor file;
   if (bytes > 0) file = open_file_of(address_.pid, read_once(shown.descriptor), read_once(shown.inode));
-  if (file && !alive()) return false;  // its pid may be another process's by now
+  if (file && !alive()) return false;  // the pid may now belong to another process
   if (!file) {
     Answer answer = exchange({.kind = SocketRequest::Kind::segment, .segment = index}, deadline);
     if (answer.reply.status != SocketReply::Status::ok) return false;
@@ -305,7 +306,7 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
   SharedMapping mapping = room ? map(file.get(), bytes) : SharedMapping();
   if (!mapping) {
     places_[index].refused.store(true, std::memory_order_release);
-    log_.write_later(  // a group may be held, and the list of all groups
+    log_.write_later(  // write_later(), because this thread may hold a group, and the list of all groups
         LogLayer::host, LogLevel::info,
         fmt::format("segment {} of {} ({} bytes) cannot be mapped ({}); what lies there is copied instead",
                     index, who(), bytes, system_words(errno)));

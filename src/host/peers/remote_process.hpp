@@ -26,7 +26,7 @@ namespace weft {
 
 class RemoteProcess final : public PeerProcess, public std::enable_shared_from_this<RemoteProcess> {
  public:
-  // Maps the block; throws like HostPeers::meet().
+  // Maps the block. Throws the errors of HostPeers::meet().
   RemoteProcess(Logger& log, const ProcessAddress& address, Deadline deadline);
 
   const ProcessAddress& address() const noexcept override { return address_; }
@@ -40,7 +40,7 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   }
   Doorbell doorbell(int number) const noexcept override { return doorbell_on(&block(), number); }
 
-  // The region that the process offers under `name`, or null if it offers none now.
+  // Returns the region that the process offers under `name`, or null if it offers no such region now.
   RegionRef open(const std::string& name, Deadline deadline);
   std::string who() const;  // "process 4711"
   Error lost(const char* how) const;
@@ -51,8 +51,9 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
     Descriptor descriptor;
   };
 
-  // One conversation at a time, each over its own connection: the thread that has the turn may use the
-  // socket. Waiting for the turn is bounded, since the previous conversation may be with a stopped process.
+  // There is one conversation at a time, each over its own connection; the thread that has the turn may use
+  // the socket. A thread waits for the turn a bounded time, because the conversation before it may be with a
+  // stopped process.
   class Turn {
    public:
     Turn(RemoteProcess& remote, Deadline deadline);
@@ -86,12 +87,12 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   std::mutex turn_mutex_;
   std::condition_variable turn_free_;
   bool turn_taken_ = false;
-  // Only the thread that has the turn uses it.
+  // Only the thread that has the turn may use it.
   Descriptor socket_;
   std::uint64_t last_number_ = 0;
   std::map<std::uint32_t, SharedMapping> segments_;
   std::map<std::uint64_t, std::weak_ptr<HeldRegion>> opened_;
-  // Read by all.
+  // All threads may read it.
   struct Place {
     std::atomic<std::byte*> begin{nullptr};
     std::size_t bytes = 0;  // written before `begin`

@@ -39,7 +39,7 @@ SocketServer::SocketServer(Logger& log, const Arena& arena, const ProcessAddress
   connections_.reserve(kPeers);
   watched_.reserve(2 + kPeers);
   thread_ = start_thread("host_peers", [this] { serve(); });
-  marked_.wait();  // from here on peers see it if this process becomes another program
+  marked_.wait();  // from now on peers notice if this process becomes another program
 }
 
 int SocketServer::refuses(int looks) const noexcept {
@@ -69,7 +69,7 @@ void SocketServer::serve() noexcept {
     warnings_.look(Clock::now());
     listen = true;
     if (ready <= 0) continue;
-    // Backwards, since it erases.
+    // Runs backwards, because it erases elements.
     for (std::size_t i = connections_.size(); i-- > 0;)
       if (watched_[2 + i].revents != 0 && !answer(connections_[i].get()))
         connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
@@ -89,13 +89,13 @@ void SocketServer::serve() noexcept {
                            std::memory_order_release);
     }
   }
-  // A forked child may hold copies, so close() alone would not end the connections.
+  // A forked child may hold copies of the sockets, so close() alone would not end the connections.
   ::shutdown(listener_.get(), SHUT_RDWR);
   for (const Descriptor& c : connections_) ::shutdown(c.get(), SHUT_RDWR);
 }
 
-// How long poll() may wait, in ms (-1: forever): until it is time to check for descriptors again, or to
-// report the number of omitted warnings.
+// Returns how long poll() may wait, in ms (-1: without limit), until it is time to check for descriptors
+// again, or to report the number of omitted warnings.
 int SocketServer::timeout(bool listen) const noexcept {
   const int soon = listen ? -1 : static_cast<int>(kLookAgain.count());
   if (warnings_.next() == Clock::time_point::max()) return soon;
@@ -144,7 +144,7 @@ bool SocketServer::answer(int socket) noexcept try {
   }
   SocketReply reply{.status = SocketReply::Status::absent, .number = request.number};
   int descriptor = -1;
-  std::shared_ptr<HeldRegion> region;  // keeps its descriptor open while it is sent
+  std::shared_ptr<HeldRegion> region;  // keeps the region's descriptor open while it is sent
   switch (request.kind) {
     case SocketRequest::Kind::block:
       descriptor = block_descriptor_;

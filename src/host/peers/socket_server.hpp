@@ -23,12 +23,12 @@ namespace weft {
 
 class SocketServer {
  public:
-  // `refusal`: why there is no memfd of the block (errno), or 0.
+  // `refusal`: the errno if the system refused a memfd for the block, or 0.
   SocketServer(Logger& log, const Arena& arena, const ProcessAddress& self, ProcessBlock& block, int refusal,
                std::shared_ptr<OfferTable> offers);
 
-  // Returns the errno if each of at least `looks` consecutive checks, kLookAgain apart, found a process whose
-  // connection could not be accepted; otherwise 0.
+  // Checks for waiting connections take place every kLookAgain. Returns the errno if at least the last
+  // `looks` checks found a connection that could not be accepted; otherwise 0.
   int refuses(int looks) const noexcept;
 
   ~SocketServer();
@@ -40,7 +40,7 @@ class SocketServer {
   bool is_ours(int socket) noexcept;
   bool answer(int socket) noexcept;
 
-  Warnings warnings_;  // the thread's
+  Warnings warnings_;  // used by the thread
   const Arena& arena_;
   const uid_t user_;
   ProcessBlock& block_;
@@ -49,11 +49,11 @@ class SocketServer {
   Descriptor listener_;
   Descriptor stop_;
   std::atomic<int> refusal_{0}, refused_looks_{0};
-  // Only the thread uses these members. The memory that most jobs need is allocated at the beginning.
+  // Only the thread uses these members. Memory that is enough for most jobs is allocated at the beginning.
   static constexpr std::size_t kPeers = 64;
   std::vector<Descriptor> connections_;
   std::vector<pollfd> watched_;
-  std::latch marked_{1};  // the block says that the process lives
+  std::latch marked_{1};  // counted down when the block says that the process is alive
   std::thread thread_;
 };
 

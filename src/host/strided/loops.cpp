@@ -8,7 +8,8 @@
 namespace weft {
 namespace {
 
-// Runs of a known number of bytes at the places of one list or two: the list of a side that has none is i.
+// Copies runs of a known number of bytes. One side or both sides have a list of indices; a side without a
+// list uses index i itself.
 template <std::size_t kBytes, bool kIn, bool kOut>
 void copy_listed(const std::byte* in, std::byte* out, std::int64_t count, const std::int64_t* in_list,
                  std::int64_t in_step, const std::int64_t* out_list, std::int64_t out_step) {
@@ -81,8 +82,8 @@ bool Loops::same_steps() const noexcept {
   return true;
 }
 
-// Calls see(in offset, out offset, rows) for runs of run_ bytes in two dimensions, as a device takes them, if
-// neither side goes backwards or repeats a run; otherwise for each run separately.
+// Calls see(in offset, out offset, rows) for rows of run_ bytes, in two dimensions, as a device copies them.
+// If a side goes backwards or repeats a run, calls it for each run separately.
 template <class See>
 void Loops::each_rows(const See& see) const {
   if (empty_) return;
@@ -125,7 +126,7 @@ void Loops::copy_runs(const std::byte* in, std::byte* out) const {
   copy_from_dim(0, dim(0).count, in, out);
 }
 
-// Indices first … first + count of a listed dimension, and all that they have inside.
+// Copies indices first … first + count of a listed dimension, with all dimensions inside it.
 void Loops::copy_list(std::int64_t first, std::int64_t count, const std::byte* in, std::byte* out) const {
   const auto all = [&](auto bytes) {
     constexpr std::size_t kBytes = decltype(bytes)::value;

@@ -12,14 +12,14 @@
 
 namespace weft {
 
-/// Returns whether 64 bits cannot count the bytes between the first element of such a view and the last. No
-/// extent may be negative.
+/// Returns whether the number of bytes between the first and the last element of such a view does not fit 64
+/// bits. No extent may be negative.
 bool reaches_too_far(const Shape& shape, const Strides& strides, DType dtype) noexcept;
 
-/// A nest of loops over a box: for each dimension the number of elements, and their distances in bytes in the
-/// source and the target. Steps may be negative, or 0. Dimensions of one element are left out; adjacent
-/// dimensions that are contiguous on both sides become one. On either side, the outermost dimension may be a
-/// list: one number for each index, used in place of the index.
+/// A nest of loops over a box. Each dimension has a number of elements, and the elements' distance in bytes
+/// (the step) in the source and in the target. Steps may be negative, or 0. Dimensions of one element are
+/// left out; adjacent dimensions that are contiguous on both sides are joined. On either side, the outermost
+/// dimension may be a list: one number for each index, used in place of the index.
 class Loops {
  public:
   explicit Loops(std::size_t element_bytes) noexcept : element_(static_cast<std::int64_t>(element_bytes)) {
@@ -32,7 +32,7 @@ class Loops {
   void add_list(std::int64_t count, const std::int64_t* in_list, std::int64_t in_step,
                 const std::int64_t* out_list, std::int64_t out_step) noexcept;
 
-  /// Returns these loops with copies in the host's memory made by `way`, whatever the length of a run.
+  /// Returns loops like these that use `way` for copies in the host's memory, for any length of a run.
   Loops by(CopyRuns way) const {
     Loops loops = *this;
     loops.copy_runs_ = way;
@@ -50,7 +50,7 @@ class Loops {
   void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const {
     copy(runtime, stream, in, stream.device, out, stream.device);
   }
-  /// Copies between that device and the host, or within either.
+  /// Copies between a device and the host, or within one of the two.
   void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, Device in_device, std::byte* out,
             Device out_device) const;
   /// Copies within the host's memory.
@@ -68,10 +68,10 @@ class Loops {
     if (!empty_) each_index(outer_, [&](std::int64_t in, std::int64_t out) { see(in, out, run_); });
   }
   /// Sets each element of out to the element at `in`, which is in the host's memory; the caller must keep it
-  /// alive until the stream has performed this call. The in steps do not matter.
+  /// alive until the stream has performed this call. The steps of the source do not matter.
   void fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const;
-  /// Calls row(in offset, out offset, count, in step, out step) for each index of all dimensions but the
-  /// innermost, with the elements of the innermost one.
+  /// Calls row(in offset, out offset, count, in step, out step) for each combination of indices of all
+  /// dimensions except the innermost; count and steps are those of the innermost dimension.
   template <class Row>
   void each_row(const Row& row) const {
     if (empty_) return;
@@ -85,7 +85,8 @@ class Loops {
   struct Dim {
     std::int64_t count, in, out;
   };
-  /// Calls see(in offset, out offset) for each index of the first `dims` dimensions, in order.
+  /// Calls see(in offset, out offset) for each combination of indices of the first `dims` dimensions, in
+  /// order.
   template <class See>
   void each_index(int dims, const See& see) const {
     if (!listed() || dims < 1) return each_index_of(0, dims, 0, 0, see);
@@ -109,7 +110,7 @@ class Loops {
     }
   }
   bool listed() const noexcept { return in_list_ != nullptr || out_list_ != nullptr; }
-  /// Where index i of a listed dimension is.
+  /// The offset of index i of a listed dimension.
   std::int64_t in_of(std::int64_t i) const noexcept {
     return (in_list_ != nullptr ? in_list_[i] : i) * dim(0).in;
   }
@@ -132,9 +133,9 @@ class Loops {
   int outer_ = 0;
   std::int64_t run_ = 0;
   CopyRuns copy_runs_ = nullptr;
-  bool any_run_ = false;  // copy_runs_ is for any length
+  bool any_run_ = false;  // copy_runs_ was set by by(), for any length
   std::array<Dim, Dims::kMaxDims + 1> dims_{};
-  const std::int64_t *in_list_ = nullptr, *out_list_ = nullptr;  // of the first dimension
+  const std::int64_t *in_list_ = nullptr, *out_list_ = nullptr;  // the lists of the first dimension
 };
 
 }  // namespace weft

@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-// Whether lo < start + the sum of step_k * v_k < hi has a solution with v_k in [least_k, most_k].
+// Decides whether lo < start + the sum of step_k * v_k < hi has a solution with v_k in [least_k, most_k].
 class Search {
  public:
   Search(std::int64_t lo, std::int64_t hi) : lo_(lo), hi_(hi) {}
@@ -45,7 +45,7 @@ class Search {
  private:
   struct Term {
     std::int64_t step, least, most;
-    std::int64_t rest_below, rest_above;  // of the sum of the terms after this one
+    std::int64_t rest_below, rest_above;  // bounds of the sum of the terms after this one
   };
   static std::int64_t floor_of(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
@@ -53,7 +53,7 @@ class Search {
     if (i == count_) return !nonzero && lo_ < sum && sum < hi_;
     if (++steps_ > kMostSteps) return true;
     const Term& t = terms_[i];
-    // lo < sum + step * v + rest < hi for some rest within its bounds.
+    // v must satisfy lo < sum + step * v + rest < hi for some rest within its bounds.
     const std::int64_t first = std::max(t.least, floor_of(lo_ - sum - t.rest_above, t.step) + 1);
     const std::int64_t last = std::min(t.most, -(floor_of(-(hi_ - sum - t.rest_below), t.step)) - 1);
     for (std::int64_t v = first; v <= last; ++v)
@@ -84,7 +84,8 @@ bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept {
   if (in_a.first >= in_b.second || in_b.first >= in_a.second) return false;
   const std::int64_t of_a = size_bytes(a.dtype), of_b = size_bytes(b.dtype);
   Search search(-of_a,
-                of_b);  // an element of a begins less than of_a before one of b, or less than of_b behind
+                // an element of a begins less than of_a before an element of b, or less than of_b behind it
+                of_b);
   for (int d = 0; d < a.shape.rank(); ++d) search.add(a.strides[d] * of_a, 0, a.shape[d] - 1);
   for (int d = 0; d < b.shape.rank(); ++d) search.add(b.strides[d] * of_b, -(b.shape[d] - 1), 0);
   return search.finds(a.data - b.data, false);

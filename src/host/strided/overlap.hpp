@@ -10,11 +10,12 @@
 
 namespace weft {
 
-/// The bytes from the first to behind the last element of a view; two equal pointers if the view is empty.
+/// Returns the begin of the lowest element of a view, and the end of the highest; two equal pointers if the
+/// view is empty.
 std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) noexcept;
 
-/// Returns whether an element of `a` and one of `b` share a byte. The answer is exact for any strides, so
-/// that interleaved views count as separate. The difference of two addresses is a sum of strides times
+/// Returns whether an element of `a` and an element of `b` share a byte. The answer is exact for any strides,
+/// so interleaved views count as separate. The difference of two addresses is a sum of strides times
 /// differences of indices; a search, the largest stride first, finds whether that sum can be 0. If strides
 /// are so entangled that a million steps do not decide, the views count as sharing memory.
 bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept;

@@ -9,9 +9,10 @@
 namespace weft {
 namespace {
 
-// One run. A run whose length is no power of two is copied in two or more blocks of such a length; the last
-// block ends at the end of the run and overlaps the block before it. All blocks are read before the first is
-// written, so the processor need not check whether they are the same memory.
+// Copies one run. If its length is no power of two, it is copied in two or more blocks whose length is a
+// power of two; the last block ends at the end of the run and overlaps the block before it. All blocks are
+// read before the first block is written, so the processor need not check whether source and target are the
+// same memory.
 template <std::size_t kBlock, std::size_t kBlocks>
 struct Blocks {
   std::array<std::array<std::byte, kBlock>, kBlocks> bytes;
@@ -25,7 +26,7 @@ struct Blocks {
   }
 };
 
-// `run` is kBlock * (kBlocks - 1) + 1 … kBlock * kBlocks bytes.
+// `run` must be from kBlock * (kBlocks - 1) + 1 to kBlock * kBlocks bytes.
 template <std::size_t kBlock, std::size_t kBlocks>
 void copy_blocks(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                  std::int64_t out_step, std::int64_t run) {
@@ -59,7 +60,7 @@ WEFT_CPU_CLONES(void, copy_long,
                 (in, out, count, in_step, out_step, run)) {
   using Line = long long __attribute__((vector_size(64), aligned(1), may_alias));
   constexpr std::int64_t kLine = sizeof(Line);
-  constexpr std::int64_t kLongest = 16 << 10;  // from there on memcpy's ways pay
+  constexpr std::int64_t kLongest = 16 << 10;  // beyond this length memcpy is faster
   if (run >= kLongest) {
     for (std::int64_t i = 0; i < count; ++i, in += in_step, out += out_step)
       std::memcpy(out, in, static_cast<std::size_t>(run));
@@ -74,7 +75,7 @@ WEFT_CPU_CLONES(void, copy_long,
 }
 
 constexpr std::size_t kVector = 16;
-constexpr std::size_t kMostVectors = 7;  // memcpy is as quick from there on
+constexpr std::size_t kMostVectors = 7;  // beyond this number memcpy is as fast
 
 template <std::size_t... kLess>
 constexpr std::array<CopyRuns, sizeof...(kLess)> vectors(std::index_sequence<kLess...>) {

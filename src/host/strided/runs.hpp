@@ -1,6 +1,6 @@
-// Copies many short runs of bytes that are equally far apart, like the rows of a face of a field: there is
-// one loop for each length, so that no copy calls memcpy for a few bytes. The functions have no state; any
-// thread may call them.
+// Copies many short runs of bytes at equal distances, like the rows of a face of a field. There is one loop
+// for each length, so that no copy calls memcpy for a few bytes. The functions have no state; any thread may
+// call them.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@ namespace weft {
 using CopyRuns = void (*)(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                           std::int64_t out_step, std::int64_t run);
 
-/// The quickest way for runs of that many bytes; `run` is 1 or more.
+/// Returns the fastest function for runs of `run` bytes; `run` is 1 or more.
 CopyRuns copy_runs_of(std::int64_t run) noexcept;
 
-/// Calls see(move, number of bytes) for each move. If all moves have the same number `bytes` (otherwise 0),
-/// and it is a usual one, the compiler knows it.
+/// Calls see(move, number of bytes) for each move. `bytes`: the number of bytes of all moves if it is the
+/// same, otherwise 0. If it is a usual number, it is passed as a constant that the compiler knows.
 template <class Moves, class See>
 inline void each_move(const Moves& moves, std::uint32_t bytes, const See& see) {
   const auto all = [&](auto known) {

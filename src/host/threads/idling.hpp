@@ -1,4 +1,4 @@
-// How long a waiting thread spins before it yields its core, and what it has learnt about that. Any thread.
+// How long a waiting thread spins before it yields its core, and the adaptation of this time. Any thread.
 #pragma once
 
 #include <sched.h>
@@ -24,8 +24,8 @@ inline void pause() noexcept {
 #endif
 }
 
-/// How many polls are worth spinning for one rank: kSpins, unless the ranks for which it waits run on its own
-/// core.
+/// The number of polls for which a rank should spin: kSpins, unless the ranks for which it waits run on its
+/// own core.
 ///
 /// Ranks that are not bound may share a core while another core idles, for milliseconds, or for as long as a
 /// third program keeps that other core busy. Then the time that a waiting rank spins is lost to the rank for
@@ -33,8 +33,8 @@ inline void pause() noexcept {
 /// weft recognises this as follows: nothing arrived while this thread spun; it yielded, others ran for a
 /// while and gave the core back before their time slice was over, and then the awaited event was there. Each
 /// such wait divides the number of polls; each wait that ends with nobody else on the core doubles the number
-/// again. A program that computes keeps the core for a complete slice, so it does not count: next to such a
-/// program it is right to spin, since every yield costs a slice.
+/// again. A program that computes keeps the core for a complete slice, so such a wait does not count: next to
+/// such a program a rank should spin, because every yield costs a slice.
 class SpinLimit {
  public:
   static constexpr int kLeast = 16;
@@ -56,7 +56,7 @@ class SpinLimit {
 
  private:
   void set(int polls) noexcept { polls_.store(polls, std::memory_order_relaxed); }
-  std::atomic<int> polls_{kSpins};  // threads of a rank that wait at once may lose each other's changes
+  std::atomic<int> polls_{kSpins};  // waiting threads of one rank may overwrite each other's changes
 };
 
 /// One waiting thread: after each poll without success it calls spin(); if that returns false, yield(); and
@@ -91,7 +91,7 @@ class Idling {
   /// Returns true if the thread has yielded the core, and false if it has yielded often enough.
   bool yield() noexcept {
     if (yields_ >= kYields) {
-      in_yield_ = {};  // events from now on come in a sleep
+      in_yield_ = {};  // later events arrive during a sleep
       return false;
     }
     ++yields_;

@@ -1,5 +1,6 @@
-// One thread owns an object at a time, and does not block meanwhile, except in the kernel, which may wait for
-// a peer's page (host/peers/kernel_copy.hpp). So other threads wait for the owner a bounded time.
+// A flag for an object that one thread at a time owns. An owner does not block, except in the kernel, which
+// may wait for a peer's page (host/peers/kernel_copy.hpp). So other threads wait for the owner a bounded
+// time.
 #pragma once
 
 #include <sched.h>

@@ -11,7 +11,8 @@ Workers::Workers(Compute& compute) {
   for (int i = 1; i < compute.threads(); ++i) {
     try {
       threads_.emplace_back([this] { serve(); });
-    } catch (const std::system_error& e) {  // results do not depend on how many there are
+      // fewer threads are enough, because results do not depend on their number
+    } catch (const std::system_error& e) {
       compute.context().log().write(LogLayer::host, LogLevel::warning,
                                     fmt::format("compute: thread {} of {} cannot be made: {}; going on with "
                                                 "{} (limits: ulimit -u, the cgroup's pids.max, "

@@ -15,8 +15,8 @@
 
 namespace weft::threads {
 
-/// compute.threads() - 1 threads, in addition to the caller's, that sleep until there is work. If the system
-/// refuses some of them, there are fewer, and one line at level warning says so.
+/// compute.threads() - 1 threads, in addition to the caller, that sleep until there is work. If the system
+/// refuses some of them, there are fewer, and weft logs one warning.
 class Workers {
  public:
   explicit Workers(Compute& compute);
@@ -39,7 +39,7 @@ class Workers {
 
   std::mutex mutex_;
   std::condition_variable begin_, end_;
-  std::uint64_t round_ = 0;  // guarded by mutex_, as the next three
+  std::uint64_t round_ = 0;  // guarded by mutex_, like the next three members
   std::size_t busy_ = 0;     // threads that have not finished the round
   bool stop_ = false;
   std::size_t count_ = 0;
@@ -55,7 +55,8 @@ struct Block {
   std::int64_t begin, count;  ///< elements
 };
 constexpr std::int64_t kBlockElements = std::int64_t{1} << 16;
-/// Number of blocks that are processed before the next ones are collected: they lie on the stack.
+/// The number of blocks that are collected on the stack and then processed, before the next blocks are
+/// collected.
 constexpr std::size_t kBatch = 128;
 
 /// Calls work(i) once for each i < count, on the threads of `compute` (null: on this one), and returns when

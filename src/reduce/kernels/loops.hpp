@@ -10,28 +10,30 @@
 namespace weft {
 namespace {
 
-// Calls f.at<W>(i) for every chunk: first in full width, then the remainder in halves of the width, down to
-// one element.
+// Calls f.at<W>(i) for every chunk: first in full width, then the remainder in half the width, a quarter, and
+// so on, down to one element.
 template <int W, class F>
 WEFT_INLINE void chunks(std::int64_t count, const F& f, std::int64_t i = 0) {
   for (; i + W <= count; i += W) f.template at<W>(i);
   if constexpr (W > 1) chunks<(W > 4 ? W / 4 : 1)>(count, f, i);
 }
 
-// Each input is prefetched this many bytes ahead, which hides the latency at the start of a page; but never
-// beyond the last element, because another rank's part begins there, which lies in that rank's cache.
-// Measured by `chrt -f 10 weft bench all_reduce --memory shared --dtype f32,bf16`: smaller inputs lie in the
-// first-level cache and gain nothing, f32 of 128 KB to 512 KB gains an eighth, bf16 of 32 MB a sixth.
+// Each input is prefetched this many bytes ahead, which hides the latency at the start of a page. Nothing
+// beyond the last element is prefetched, because another rank's part begins there, which lies in that rank's
+// cache. Measured by `chrt -f 10 weft bench all_reduce --memory shared --dtype f32,bf16`: smaller inputs lie
+// in the first-level cache and gain nothing, f32 of 128 KB to 512 KB gains an eighth, bf16 of 32 MB a sixth.
 constexpr std::int64_t kAheadBytes = 2048;
 constexpr std::int64_t kAheadFrom = 32 << 10;
 
-// Chunks that prefetch their inputs. Returns the first element that is left for the loop without prefetch.
+// Processes chunks with prefetch of their inputs. Returns the first element that is left for the loop without
+// prefetch.
 template <class R, class F>
 WEFT_INLINE std::int64_t chunks_ahead(const std::byte* const* in, int n, std::int64_t count, const F& f) {
   constexpr std::int64_t kElement = sizeof(typename R::Stored), kAhead = kAheadBytes / kElement;
   std::int64_t i = 0;
   if (count * kElement < kAheadFrom) return i;
-  constexpr int kChunks = R::kLanes * kElement < 64 ? 64 / (R::kLanes * kElement) : 1;  // of a cache line
+  // chunks per cache line
+  constexpr int kChunks = R::kLanes * kElement < 64 ? 64 / (R::kLanes * kElement) : 1;
   for (; i + kChunks * R::kLanes + kAhead <= count; i += kChunks * R::kLanes) {
     for (int k = 0; k < n; ++k) __builtin_prefetch(in[k] + (i + kAhead) * kElement);
     for (int c = 0; c < kChunks; ++c) f.template at<R::kLanes>(i + c * R::kLanes);
@@ -55,8 +57,8 @@ WEFT_INLINE void store(V x, std::byte* to, std::int64_t i) {
   __builtin_memcpy(to + i * static_cast<std::int64_t>(sizeof(typename R::Stored)), &x, sizeof x);
 }
 
-// Finishes elements one at a time: the elements from `first` on whose sums, in double or float, are not all
-// finite.
+// Finishes elements [first, first + count) one at a time, for a chunk in which some sums, in double or float,
+// are not finite.
 template <class R>
 [[gnu::noinline, gnu::cold]] void finish_rescued(const std::byte* const* in, int n, std::byte* const* out,
                                                  int outs, std::int64_t first, int count) {
@@ -201,7 +203,7 @@ void tree(const std::byte* const* in, int n, std::int64_t first, int count, type
   chunks<R::kLanes>(count, CombineBlocks<R>{to, right});
 }
 
-// Two: the reduction to use if there are two inputs; another way to the same bits.
+// Two: the reduction to use for two inputs, which gives the same bits in a faster way.
 template <class R, class Two = R>
 void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
             double scale) noexcept {
@@ -223,7 +225,7 @@ void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, 
   }
 }
 
-// For elements that consist of `parts` adjacent smaller ones.
+// For elements that consist of `parts` adjacent smaller elements.
 template <class R, int parts, class Two = R>
 void kernel_of_parts(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
                      double scale) noexcept {

@@ -45,8 +45,8 @@ struct Float {  // f32, f64
 using F32 = Float<float, std::uint32_t, 0x7fc00000u, 0x7f7fffffu>;
 using F64 = Float<double, std::uint64_t, 0x7ff8000000000000u, 0x7fefffffffffffffu>;
 
-// A chunk of accumulators in two vectors: the even and the odd elements, or the lower and the upper half, or
-// the high and the low words of each element.
+// A chunk of accumulators in two vectors: the even and the odd elements, the lower and the upper half, or the
+// high and the low words of each element.
 template <class T, int W>
 struct PairOf {
   Vec<T, W / 2> even, odd;
@@ -118,8 +118,8 @@ struct Bf16 {
   static WEFT_INLINE Stored narrow_one(float x) {
     return static_cast<Stored>(rounded(bits_as<Bits>(x)) >> 16);
   }
-  // Rounds to nearest, ties to even, in the upper half. x is no NaN except the canonical one, which keeps its
-  // upper half.
+  // Rounds to nearest, ties to even, in the upper half. x may be the canonical NaN, which keeps its upper
+  // half, but no other NaN.
   template <class V>
   static WEFT_INLINE V rounded(V x) {
     return x + 0x7fffu + ((x >> 16) & 1u);
@@ -135,12 +135,12 @@ struct F16 {
   using Bits = std::uint32_t;
   static constexpr bool kFloating = true;
   static constexpr bool kPaired = false;
-  static constexpr bool kSumsOverflow = false;  // not of fewer than 2^111 numbers
+  static constexpr bool kSumsOverflow = false;  // at least 2^111 numbers would be needed
   static constexpr Bits kNan = F32::kNan;
 
-  // Exponents move up by 112 (those of infinities by twice that). A subnormal is an integer times 2^-24,
-  // which the difference of two floats of exponent -14 gives exactly. (The masked forms of the intrinsics are
-  // there because g++ 12 warns about the others.)
+  // Exponents are raised by 112 (exponents of infinities by twice that). A subnormal is an integer times
+  // 2^-24, which the difference of two floats with exponent -14 gives exactly. (The masked forms of the
+  // intrinsics are used because g++ 12 warns about the other forms.)
   template <int W>
   static WEFT_INLINE Vec<float, W> widen(Vec<std::uint16_t, W> x) {
 #if defined(__F16C__)
@@ -220,9 +220,9 @@ struct Int {
   }
 };
 
-// 8 and 16 bits, summed in 32 bits: 65,536 inputs fit. As a float, a quotient truncates to the integer
-// quotient while the total is below 2^24: a quotient a/n and a different integer differ by at least 1/n, more
-// than half a unit in the last place. Larger totals are divided as integers.
+// Integers of 8 and 16 bits, summed in 32 bits: sums of up to 65,536 inputs fit. As a float, a quotient
+// truncates to the integer quotient while the total is below 2^24: a quotient a/n and a different integer
+// differ by at least 1/n, more than half a unit in the last place. Larger totals are divided as integers.
 template <class T, class U, class A>
 struct ShortInt : Int<T, U, A, float> {
   static constexpr int kFewInputs = 256;
@@ -232,7 +232,7 @@ struct ShortInt : Int<T, U, A, float> {
   }
   template <int W>
   static WEFT_INLINE Vec<T, W> quotient(Vec<A, W> total, const Divisor<float>& by) {
-    using Ints = Vec<std::int32_t, W>;  // hardware converts these
+    using Ints = Vec<std::int32_t, W>;  // the hardware converts this type
     const auto shortened = [](Ints x) { return bits_as<Vec<T, W>>(low_bits<U, W>(x)); };
     if (by.n <= kFewInputs) [[likely]]
       return shortened(convert<std::int32_t, W>(convert<float, W>(bits_as<Ints>(total)) / by.value));
@@ -240,15 +240,15 @@ struct ShortInt : Int<T, U, A, float> {
   }
 };
 
-// 32 bits, summed in the 53 bits of an f64: 2^21 inputs fit, and a quotient truncates to the integer quotient
-// as above.
+// Integers of 32 bits, summed in the 53 bits of an f64: sums of up to 2^21 inputs fit, and a quotient
+// truncates to the integer quotient as above.
 template <class T, class U>
 struct MiddleInt : Int<T, U, double, double> {
   template <int W>
   static WEFT_INLINE Vec<double, W> to_total(Vec<T, W> x) {
     if constexpr (MiddleInt::kSigned) {
       return to_f64<W>(x);
-    } else {  // hardware converts signed integers
+    } else {  // the hardware converts only signed integers
       constexpr std::uint32_t kTop = std::uint32_t{1} << 31;
       return to_f64<W>(bits_as<Vec<std::int32_t, W>>(x ^ kTop)) + 0x1p31;
     }
@@ -261,10 +261,10 @@ struct MiddleInt : Int<T, U, double, double> {
   }
 };
 
-// 64 bits, summed in 128 bits: the high words of 32 bits separately from the low ones, for at most 2^20
-// inputs, so that all following steps are exact in f64. Signed integers are summed as unsigned ones that are
-// larger by 2^63, and so is their average; the floor of the average is one too low if the average is negative
-// and no integer.
+// Integers of 64 bits, summed in 128 bits: the high words of 32 bits are summed separately from the low
+// words, for at most 2^20 inputs, so that all following steps are exact in f64. Signed integers are summed as
+// unsigned integers that are larger by 2^63, so their average is also larger by 2^63. The floor of the
+// average is one too low if the average is negative and no integer.
 template <class T>
 struct LongInt : Int<T, std::uint64_t, PairOf<std::uint64_t, 2>, double> {
   static constexpr std::uint64_t kRaised = LongInt::kSigned ? std::uint64_t{1} << 63 : 0;
@@ -283,7 +283,7 @@ struct LongInt : Int<T, std::uint64_t, PairOf<std::uint64_t, 2>, double> {
       const int shift = __builtin_ctz(static_cast<unsigned>(by.n));
       floor = (high << (32 - shift)) + (low >> shift);
       rest = low & static_cast<std::uint64_t>(by.n - 1);
-    } else {  // digit by digit
+    } else {  // divides digit by digit
       const auto first = divided<W>(whole_f64(high), by);
       const auto second = divided<W>(first.odd * 0x1p32 + whole_f64(low), by);
       floor = (whole_u64<W>(first.even) << 32) + whole_u64<W>(second.even);
@@ -297,7 +297,7 @@ struct LongInt : Int<T, std::uint64_t, PairOf<std::uint64_t, 2>, double> {
   }
 
  private:
-  // Whole numbers below 2^52, and their bits.
+  // Converts whole numbers below 2^52 to f64, and back.
   static constexpr std::uint64_t kBitsOfTwo52 = 0x4330000000000000u;
   template <class V>
   static WEFT_INLINE auto whole_f64(V x) {
@@ -307,8 +307,9 @@ struct LongInt : Int<T, std::uint64_t, PairOf<std::uint64_t, 2>, double> {
   static WEFT_INLINE Words<W> whole_u64(Vec<double, W> x) {
     return bits_as<Words<W>>(x + 0x1p52) ^ kBitsOfTwo52;
   }
-  // Quotient and remainder of a whole number below 2^53, whose quotient is below 2^34. The product with the
-  // reciprocal is off by less than a half: the nearest whole number is the quotient or the quotient plus one.
+  // Computes quotient and remainder of a whole number below 2^53, if the quotient is below 2^34. The product
+  // with the reciprocal is off by less than a half: the nearest whole number is the quotient or the quotient
+  // plus one.
   template <int W>
   static WEFT_INLINE PairOf<double, 2 * W> divided(Vec<double, W> x, const Divisor<double>& by) {
     constexpr double kRounds = 0x1.8p52;

@@ -1,5 +1,5 @@
-// Reductions: a number and a kind. A reduction can load a chunk, combine two chunks and finish one. Part of
-// reduce_kernels.hpp, which explains the design.
+// Reductions: a number and a kind. A reduction can load a chunk, combine two chunks and finish a chunk. Part
+// of reduce_kernels.hpp, which explains the design.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-enum class KernelKind {  // the first twelve of ReduceOp::Kind
+enum class KernelKind {  // the first twelve values of ReduceOp::Kind
   sum,
   avg,
   min,
@@ -26,7 +26,8 @@ enum class KernelKind {  // the first twelve of ReduceOp::Kind
   logical_xor,
 };
 
-// A chunk of accumulators: one vector, or two of a paired number or of accumulators in two words.
+// A chunk of accumulators: one vector; two vectors if the number is paired, or if an accumulator has two
+// words.
 template <class T, int W, bool paired>
 struct ChunkOf {
   using type = Vec<T, W>;
@@ -41,7 +42,7 @@ struct ChunkOf<PairOf<T, 2>, W, false> {
 };
 
 // Moves chunks of accumulators to and from memory. g++ copies a pair of vectors through the stack, unless
-// each vector is copied alone.
+// each vector is copied separately.
 template <class Acc, class V>
 WEFT_INLINE void put_chunk(V x, Acc* to) {
   __builtin_memcpy(to, &x, sizeof x);
@@ -76,17 +77,17 @@ struct Reduction {
   using Quotient = typename Number::Quotient;
   template <int W>
   using Chunk = typename ChunkOf<Acc, W, Number::kPaired && (W > 1)>::type;
-  // A chunk fills a vector of accumulators, or two.
+  // A chunk fills one vector of accumulators, or two vectors.
   static constexpr bool kTwoWords = sizeof(Acc) > 8;
   static constexpr int kLanes =
       (Number::kPaired || kTwoWords ? 2 : 1) * kVectorBytes / static_cast<int>(sizeof(Acc));
   static constexpr int kBlock = 2048 / sizeof(Acc);  // elements of a block of accumulators
   // Whether there are separate loops for 2 inputs, and for 3 and 4 inputs of floats and of wide accumulators,
-  // to one output or to equally many; other reductions save compile time.
+  // with one output or as many outputs as inputs. Other reductions have no such loops, to save compile time.
   static constexpr bool kFewShapes = kind == KernelKind::sum || kind == KernelKind::avg || kOrders;
   static constexpr bool kManyShapes = kFewShapes && (Number::kFloating || (kAverages && sizeof(Acc) >= 8));
-  // Averages whose sum may be infinite although the average is finite. Such elements are summed again: see
-  // rescued().
+  // Whether the sum of an average may be infinite although the average is finite. Such elements are summed
+  // again: see rescued().
   static constexpr bool kRescues = kAverages && Number::kSumsOverflow;
 
   static Divisor<Quotient> divisor(int n) {
@@ -94,7 +95,7 @@ struct Reduction {
     return {value, static_cast<Quotient>(Quotient{1} / value), n, (n & (n - 1)) == 0};
   }
 
-  // premul_sum's scale as an accumulator; for integers it is a whole number.
+  // Returns the scale of premul_sum as an accumulator; for integers it is a whole number.
   static Acc factor(double scale) {
     if constexpr (Number::kFloating) {
       return static_cast<Acc>(scale);
@@ -139,8 +140,8 @@ struct Reduction {
     return combine_lanes(a, b);
   }
 
-  // b: a vector like a, or one number for all lanes. A product of two plain 16-bit integers would be a
-  // product of ints, which must not overflow.
+  // b: a vector like a, or one number for all lanes. (A product of two plain 16-bit integers would be a
+  // product of ints, and could overflow.)
   template <class V, class B>
   static WEFT_INLINE V multiplied(V a, B b) {
     if constexpr (!Number::kFloating && sizeof(V) == sizeof(Acc)) {
@@ -169,8 +170,8 @@ struct Reduction {
     } else if constexpr (!Number::kFloating) {
       return (kind == KernelKind::min ? a < b : b < a) ? a : b;
     } else {
-      // Equal values have equal bits or are zeros of two signs: min keeps a sign bit that either has, max one
-      // that both have.
+      // Equal values have equal bits or are zeros of two signs: min sets the sign bit if one of the values
+      // has it, max only if both have it.
       using BitsOfV = Vec<Bits, sizeof(V) / sizeof(Bits)>;
       const auto bits_a = bits_as<BitsOfV>(a), bits_b = bits_as<BitsOfV>(b);
       if constexpr (kind == KernelKind::min) {
@@ -183,7 +184,7 @@ struct Reduction {
     }
   }
 
-  // Floats: divides, and makes every NaN the canonical one.
+  // For floats: divides, and makes every NaN the canonical NaN.
   template <class V>
   static WEFT_INLINE V divided(V x, const Divisor<Quotient>& by) {
     if constexpr (kAverages) {
@@ -230,7 +231,7 @@ struct Reduction {
           return rounded<W>(y);
       }
 #endif
-      if (may_hold_nan<Acc>(y.even, y.odd)) [[unlikely]]  // one comparison for both, most of the time
+      if (may_hold_nan<Acc>(y.even, y.odd)) [[unlikely]]  // usually one comparison is enough for both
         y = {with_one_nan(y.even), with_one_nan(y.odd)};
       return Number::template narrow_pair<W>(y);
     } else if constexpr (Number::kFloating) {
@@ -242,7 +243,7 @@ struct Reduction {
     }
   }
 
-  // For averages that may be rescued. An average is finite if its sum is finite.
+  // For averages that may have to be rescued. An average is finite if its sum is finite.
   template <int W>
   static WEFT_INLINE Chunk<W> divided_chunk(Chunk<W> x, const Divisor<Quotient>& by) {
     if constexpr (Number::kPaired && W > 1) {
@@ -251,7 +252,7 @@ struct Reduction {
       return divided(x, by);
     }
   }
-  // Returns false if all are finite.
+  // Returns false if all sums are finite.
   template <int W>
   static WEFT_INLINE bool may_be_infinite(Chunk<W> x) {
     if constexpr (Number::kPaired && W > 1) {
@@ -260,7 +261,7 @@ struct Reduction {
       return may_hold_nan<Acc>(x - x, x - x);
     }
   }
-  // Returns true if all are finite, and rounded() then has the bits of finish().
+  // Returns true if all sums are finite; rounded() then gives the same bits as finish().
   template <int W>
   static WEFT_INLINE bool plain(Chunk<W> x) {
 #if defined(__AVX512BF16__)
@@ -295,7 +296,7 @@ struct Reduction {
     return finish<1>(average, divisor(1));
   }
 
-  // The canonical tree for element i.
+  // Computes the canonical tree for element i.
   static Acc sum_of_one(const std::byte* const* in, int n, std::int64_t i, Acc factor) {
     if (n == 1) return load<1>(in[0], i) * factor;
     int left = 1;
@@ -305,8 +306,9 @@ struct Reduction {
 };
 
 // The average of two integers in their own width: the bits that both have, plus half of the bits that only
-// one has. This is the floor of the average. Signed integers are first raised to unsigned ones; if their
-// average is negative and no integer, one is added. Wraps: the number type of the unsigned twin.
+// one has. This is the floor of the average. Signed integers are first converted to unsigned integers by
+// adding half the range; if their average is negative and no integer, one is added. Wraps: the number type of
+// the unsigned twin.
 template <class Number, class Wraps>
 struct AverageOfTwo : Reduction<Wraps, KernelKind::sum> {
   template <int W>
@@ -324,8 +326,8 @@ struct AverageOfTwo : Reduction<Wraps, KernelKind::sum> {
 };
 
 // The product of complex numbers: (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each operation rounded. A chunk
-// is W complex numbers as they lie in memory, with real and imaginary parts by turns. A difference equals the
-// sum with a changed sign, bit for bit.
+// is W complex numbers as they lie in memory, with alternating real and imaginary parts. A difference has the
+// same bits as the sum with a changed sign.
 template <class Part>
 struct ComplexProduct {
   using Real = typename Part::Stored;

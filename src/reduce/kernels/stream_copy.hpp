@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// Non-temporal stores need an aligned target; the unaligned ends go through the caches.
+// Non-temporal stores need an aligned target; the unaligned ends are copied through the caches.
 void stream_copy(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept {
   std::int64_t head = -reinterpret_cast<std::intptr_t>(to) & (kVectorBytes - 1);
   if (head > bytes) head = bytes;

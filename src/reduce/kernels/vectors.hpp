@@ -27,7 +27,8 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
-// W elements in compiler vectors; one element is the plain type, so that one expression serves both.
+// A compiler vector of W elements; for one element it is the plain type, so that one expression works for
+// both.
 template <class T, int W>
 struct VectorOf {
   typedef T type __attribute__((vector_size(sizeof(T) * W)));
@@ -54,7 +55,7 @@ WEFT_INLINE To bits_as(From x) {
 }
 
 // Conversions that g++ 12 makes by splitting vectors into halves and joining them, or without vectors at all.
-// (The masked forms of the intrinsics are there because g++ 12 warns about the others.)
+// (The masked forms of the intrinsics are used because g++ 12 warns about the other forms.)
 template <int W>
 WEFT_INLINE Vec<double, W> to_f64(Vec<float, W> x) {
 #if defined(__AVX512F__)
@@ -114,13 +115,13 @@ WEFT_INLINE Vec<std::int32_t, W> to_i32(Vec<T, W> x) {
 #endif
   if constexpr (!kSigned) {
     return convert<std::int32_t, W>(x);
-  } else {  // widened as unsigned, since g++ has no vector code for signed bytes
+  } else {  // widened as unsigned, because g++ has no vector code for signed bytes
     using U = std::conditional_t<kByte, std::uint8_t, std::uint16_t>;
     constexpr std::int32_t kTop = std::int32_t{1} << (8 * sizeof(T) - 1);
     return (convert<std::int32_t, W>(bits_as<Vec<U, W>>(x)) ^ kTop) - kTop;
   }
 }
-// The low 8 or 16 bits of each integer.
+// Returns the low 8 or 16 bits of each integer.
 template <class U, int W>
 WEFT_INLINE Vec<U, W> low_bits(Vec<std::int32_t, W> x) {
 #if defined(__AVX512F__)
@@ -185,7 +186,7 @@ WEFT_INLINE bool may_hold_nan([[maybe_unused]] V a, [[maybe_unused]] V b) {
   return true;
 }
 
-// Whether the hardware multiplies and adds f64 in vectors like V in one step.
+// Whether the hardware has a fused multiply-add for f64 in vectors like V.
 #if defined(__AVX512F__)
 template <class V>
 constexpr bool kFuses = sizeof(V) == 64;
@@ -197,7 +198,7 @@ template <class V>
 constexpr bool kFuses = false;
 #endif
 
-// For kFuses: x y - z and z - x y, rounded once.
+// If kFuses: x y - z and z - x y, rounded once.
 template <class V>
 WEFT_INLINE V product_minus(V x, V y, V z) {
 #if defined(__AVX512F__)
@@ -221,11 +222,10 @@ WEFT_INLINE V minus_product(V z, V x, V y) {
 
 // For kFuses: division by n, rounded once like a true division, in a fifth of its time. With y = 1 / n,
 // rounded, q = x y is off by two roundings. The excess of q n over x, e = q n - x, is exact, so q - e y
-// equals x / n except for 2^-105 of itself, and no quotient of a 53-bit x by an n < 2^50 is that near to the
-// middle between two numbers: P. Markstein, "Computation of Elementary Functions on the IBM RISC System/6000
-// Processor",
-// 1990. The e of a zero is +0, so that q keeps its sign. x: from 2^-149 to 2^200 in size, or a zero; e is a
-// NaN if x is an infinity or a NaN.
+// differs from x / n by at most 2^-105 of x / n, and no quotient of a 53-bit x by an n < 2^50 is that near to
+// the middle between two numbers: P. Markstein, "Computation of Elementary Functions on the IBM RISC
+// System/6000 Processor", 1990. The e of a zero is +0, so that q keeps its sign. The magnitude of x must be
+// from 2^-149 to 2^200, or 0; e is a NaN if x is an infinity or a NaN.
 template <class V>
 WEFT_INLINE V above_f64(V x, double n, double y) {  // e
   return product_minus(x * y, V{} + n, x);
@@ -236,8 +236,8 @@ WEFT_INLINE V quotient_f64(V x, V e, double y) {
 }
 
 #if defined(__AVX512BF16__)
-// Returns false if the hardware, which treats subnormals as zeros, rounds these floats to bf16 like the code
-// below and, if `finite`, they are finite.
+// The hardware treats subnormals as zeros. Returns false if it rounds these floats to bf16 like the code
+// below and, with `finite`, if all of them are finite.
 template <bool finite, class V>
 WEFT_INLINE bool special(V a, V b) {
   constexpr int kQuietNan = 0x01, kSubnormal = 0x20, kSignallingNan = 0x80, kInfinities = 0x08 | 0x10;
@@ -246,7 +246,7 @@ WEFT_INLINE bool special(V a, V b) {
                              _mm512_fpclass_ps_mask(bits_as<__m512>(b), kSpecial)) == 0;
 }
 
-// Interleaves the even elements in one vector and the odd ones in another.
+// Interleaves two vectors, which hold the even and the odd elements.
 template <class V>
 WEFT_INLINE __m512i rounded_by_hardware(V even, V odd) {
   using Halves = Vec<std::uint16_t, 32>;

@@ -41,8 +41,8 @@ bool same_host(const SocketAddress& a, const SocketAddress& b) noexcept {
   return v4(a).sin_addr.s_addr == v4(b).sin_addr.s_addr;
 }
 
-// An abstract name begins with a zero byte and ends where the length says; it is no file, and disappears with
-// its socket.
+// An abstract name begins with a zero byte, and its length is part of the address. It is no file, and
+// disappears with its socket.
 SocketAddress abstract_address(std::string_view name) {
   SocketAddress a;
   auto& at = reinterpret_cast<sockaddr_un&>(a.storage);
@@ -183,7 +183,7 @@ std::string interface_to(const SocketAddress& to) {
     if (same_host(here, own)) return fmt::format("{} ({})", i->ifa_name, host_text(own));
     if (here.is_loopback()) loopback = i->ifa_name;
   }
-  // All of 127.0.0.0/8 belongs to the loopback interface, which lists only 127.0.0.1.
+  // All addresses of 127.0.0.0/8 belong to the loopback interface, although it lists only 127.0.0.1.
   return fmt::format("{} ({})", own.is_loopback() && !loopback.empty() ? loopback : "?", host_text(own));
 }
 

@@ -1,4 +1,4 @@
-// Internet addresses of the TCP store: IPv4 and IPv6, names, and their texts for people.
+// Internet addresses of the TCP store: IPv4, IPv6 and names, and texts of them for users.
 #pragma once
 
 #include <netinet/in.h>
@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// An address of either family, with its port.
+/// An IPv4 or IPv6 address with its port.
 struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = sizeof(sockaddr_storage);
@@ -40,17 +40,18 @@ std::optional<HostPort> parse_host_port(std::string_view text);
 std::string shown_host_port(std::string_view host, std::uint16_t port);
 
 /// All addresses of `host`, in the order in which they should be tried. "localhost" is loopback, whatever the
-/// resolver says. Returns an empty list if the resolver cannot answer now; `why` has its text, and it may be
-/// asked again. Throws system if there is no such host.
+/// resolver says. Returns an empty list if the resolver cannot answer now; `why` then has its text, and the
+/// caller may try again. Throws system if there is no such host.
 std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, std::string& why);
 /// The addresses that the TCP store may use. With a secret: all addresses, those off loopback first (a name
-/// may be on loopback on its own host, and off loopback for other hosts). Without one: the addresses on
-/// loopback. Throws bad_argument if no address is left.
+/// may be on loopback on its own host, and off loopback for other hosts). Without a secret: only the
+/// addresses on loopback. Throws bad_argument if no address is left.
 std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_t port, bool has_secret,
                                              std::string& why);
 
 /// The abstract Unix socket at which processes of this user find the store of a loopback address. Its name
-/// has the user's number and the address. Like loopback, it belongs to this network namespace alone.
+/// contains the user's number and the address. Like loopback, the socket belongs only to this network
+/// namespace.
 SocketAddress local_socket_of(const SocketAddress& loopback);
 
 /// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address on it;

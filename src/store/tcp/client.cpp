@@ -1,5 +1,5 @@
 // The client of the TCP store. It uses a separate connection for each call in flight, so that a waiting get
-// holds up nobody.
+// does not delay other calls.
 #include <fmt/format.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -26,8 +26,9 @@ namespace {
 using Outcome = StoreConnection::Outcome;
 
 constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for requests that the server answers at once
-constexpr Duration kFullPatience = std::chrono::seconds(2);  // with a server that has no more descriptors
-// Time for the server's message that a get's time has passed.
+// how long the client waits for a server that has no more descriptors
+constexpr Duration kFullPatience = std::chrono::seconds(2);
+// Additional time in which the server can report that the time of a get has passed.
 constexpr Duration kGrace = std::chrono::milliseconds(500);
 
 class TcpStore final : public Store {
@@ -72,7 +73,8 @@ class TcpStore final : public Store {
                     fmt::format("{} (the server at {} does not answer)", timeout_text(key, limit), name_));
       }
       if (reply.kind != FrameKind::timed_out) return std::move(reply.value);
-      // If this process was suspended, the server's clock went on; so ask again.
+      // If this process was suspended, the server's clock went on. So the request is repeated if the deadline
+      // has not passed.
       if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
     }
   }
@@ -102,8 +104,8 @@ class TcpStore final : public Store {
   }
 
  private:
-  /// Tries one address. Returns true if our server answers there. If there are several addresses, each gets
-  /// two seconds, so that the client can try the others if one is silent.
+  /// Tries one address. Returns true if the job's server answers there. If there are several addresses, the
+  /// client tries each for two seconds, so that a silent address does not prevent the others.
   bool reach(const SocketAddress& address, bool only, std::string_view secret, Deadline deadline,
              std::string& why) {
     const Deadline soon = Deadline::after(std::chrono::seconds(2));
@@ -120,7 +122,7 @@ class TcpStore final : public Store {
       return false;
     }
     // On loopback the client sends a request, and the server answers if it needs a secret. Off loopback the
-    // client sends nothing before the handshake. A server on TCP that needs no secret is no weft server.
+    // client sends nothing before the handshake. (A server on TCP that needs no secret is no weft server.)
     sealed_ = !address.is_loopback();
     Outcome outcome = Outcome::secret_demanded;
     if (!sealed_) outcome = connection->greet(nullptr, give_up);
@@ -184,7 +186,7 @@ class TcpStore final : public Store {
       full_.reset();
       return;
     }
-    full_why_ = why;  // the next attempt may report something else
+    full_why_ = why;  // kept, because the next attempt may report something else
     if (!full_) full_ = Deadline::after(kFullPatience);
   }
 
@@ -208,12 +210,12 @@ class TcpStore final : public Store {
                 fmt::format("store: key {}: the server at {}: {}", shown_key(key), name_, why));
   }
 
-  /// Returns false if there was no answer until `give_up`. The connection is used again only after a complete
+  /// Returns false if there was no answer until `give_up`. The connection is reused only after a complete
   /// answer.
   bool try_call(FrameKind kind, std::string_view key, std::string_view value, std::string_view extra,
                 std::int64_t number, Deadline give_up, StoreReply& reply) {
     maker_.check("the connection to the server at " +
-                 name_);  // first: the child's mutex may be locked forever
+                 name_);  // checked first, because in a forked child the mutex may be locked forever
     std::unique_ptr<StoreConnection> connection = take(key, give_up);
     if (connection == nullptr) return false;
     switch (connection->exchange(kind, key, value, extra, number, give_up, reply)) {
@@ -258,8 +260,8 @@ class TcpStore final : public Store {
           if (give_up.passed()) return nullptr;
           throw lost(key, fmt::format("it did not answer within {}", shown_duration(kAnswerLimit)));
         case Outcome::closed:
-          // In a crowd of unauthenticated clients the server may have closed the connection before it knew
-          // this client.
+          // If there are many unauthenticated clients, the server may have closed this connection before the
+          // client was authenticated.
           if (pause > std::chrono::seconds(1) && connection->is_full())
             throw Error(ErrorCode::system, fmt::format("store: key {}: the server at {}: {}", shown_key(key),
                                                        name_, connection->error()));
@@ -281,13 +283,14 @@ class TcpStore final : public Store {
 
   const MakerProcess maker_;
   std::string full_why_;
-  std::optional<Deadline> full_;  // how long a full server is tried again
-  SocketAddress address_;         // that answered
+  std::optional<Deadline> full_;  // until when a full server is tried again
+  SocketAddress address_;         // the address that answered
   std::string name_;
-  std::optional<KeyBytes> key_;  // of the secret, if one was needed
+  std::optional<KeyBytes> key_;  // the key of the secret, if one was needed
   bool sealed_ = false;          // connections prove that they know the secret
   std::mutex mutex_;
-  std::vector<std::unique_ptr<StoreConnection>> idle_;  // as many as calls were in flight at once
+  // at most as many as there were calls in flight at once
+  std::vector<std::unique_ptr<StoreConnection>> idle_;
 };
 
 }  // namespace

@@ -54,7 +54,7 @@ bool StoreConnection::open(const SocketAddress& to, Deadline give_up) {
     ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error_number, &length);
     if (error_number != 0) return failed(error_number);
   }
-  // If nobody listens on a port of the ephemeral range, the system may give that port to this very socket,
+  // If nobody listens on a port of the ephemeral range, the system may give that port to this socket itself,
   // which is then connected to itself.
   SocketAddress own;
   if (::getsockname(fd_.get(), own.data(), &own.length) == 0 && own == to) return failed(ECONNREFUSED);
@@ -110,8 +110,8 @@ StoreConnection::Outcome StoreConnection::exchange(FrameKind kind, std::string_v
   return reply.kind == FrameKind::secret_demanded ? Outcome::secret_demanded : Outcome::ok;
 }
 
-// A refusal that arrives before the client is known may be anybody's text: only a limited part of it is
-// shown.
+// A refusal that arrives before authentication may contain text of any program, so only a limited part of it
+// is shown.
 bool StoreConnection::check_full(const StoreReply& reply) {
   constexpr std::size_t kShown = 200;
   if (reply.kind != FrameKind::refused || reply.number != static_cast<int>(ErrorCode::system)) return false;

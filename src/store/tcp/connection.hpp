@@ -27,22 +27,22 @@ class StoreConnection {
  public:
   enum class Outcome : std::uint8_t {
     ok,
-    closed,           // error() says how; is_full(): the server has no more descriptors
+    closed,           // error() gives the reason; is_full(): the server has no more descriptors
     silent,           // no answer in time
-    foreign,          // whatever listens there is no store of ours
-    secret_demanded,  // by the server
+    foreign,          // the listening program is not a weft store
+    secret_demanded,  // the server demands a secret
     wrong_secret,     // the server has another secret, or none
   };
 
   /// Connects; returns false if that failed, and error() gives the reason.
   bool open(const SocketAddress& to, Deadline give_up);
 
-  /// The server's process, if open() was given a Unix socket.
+  /// The server's process, if the connection is over a Unix socket.
   const Credentials& server() const { return server_; }
   bool is_own_users() const;
 
-  /// Finds out whether a weft store is there: with a secret by the handshake, otherwise by a request whose
-  /// answer does not matter. After that the server treats this connection as a rank's.
+  /// Finds out whether a weft store listens there: with a secret by the handshake, otherwise by a request
+  /// whose answer does not matter. After that the server treats this connection as that of a rank.
   Outcome greet(const KeyBytes* secret, Deadline give_up);
 
   Outcome exchange(FrameKind kind, std::string_view key, std::string_view value, std::string_view extra,

@@ -116,7 +116,7 @@ KeyBytes key_of_secret(std::string_view secret) {
         fmt::format("store: the secret has {} bytes; expected {} to {}, at random (openssl rand -hex 32)",
                     secret.size(), kMinSecretBytes, kMaxSecretBytes));
   std::string labelled = fmt::format("{}secret ", kLabel);
-  labelled.reserve(labelled.size() + secret.size());  // no second copy is left behind
+  labelled.reserve(labelled.size() + secret.size());  // so that no second copy stays in memory
   labelled += secret;
   const KeyBytes key = hash(labelled, nullptr);
   wipe(labelled.data(), labelled.size());

@@ -33,7 +33,8 @@ std::string read_secret(const std::string& path) {
   if ((status.st_mode & 077) != 0)
     refuse(fmt::format("{}, which others may use (its mode is {:04o}); expected mode 0600", variable,
                        status.st_mode & 07777));
-  std::string text(kMaxSecretBytes + 2, '\0');  // more than allowed is seen as such
+  // one byte more than allowed, to notice files that are too long
+  std::string text(kMaxSecretBytes + 2, '\0');
   const ssize_t got = ::read(fd.get(), text.data(), text.size());
   if (got < 0) throw_errno(variable, errno);
   text.resize(static_cast<std::size_t>(got));

@@ -1,9 +1,9 @@
 // The server of the TCP store. Its thread owns all of its state.
 //
 // wire.hpp defines the format on a connection; seal.hpp defines the sealing, if a secret is needed; and
-// session.hpp has the server's state of one connection. The server answers every request at once, except a
-// get of an absent key: it parks that connection until a request sets the key, or until the get's time has
-// passed.
+// session.hpp has the server's state of one connection. The server answers every request at once, except for
+// a get of an absent key: it parks that connection until a request sets the key, or until the time of the get
+// has passed.
 #include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
@@ -59,7 +59,7 @@ struct TcpStoreServer::Impl {
     StoreSession session;
     Clock::time_point since = Clock::now();
     std::string out;       // to be sent
-    bool waiting = false;  // parked in a get of `key` until `give_up`
+    bool waiting = false;  // the client is parked in a get of `key` until `give_up`
     std::string key;
     Clock::time_point give_up;
     bool gone = false;  // to be removed at the end of the round
@@ -97,7 +97,7 @@ struct TcpStoreServer::Impl {
 
   void say_end(std::string_view why) noexcept try {
     log.write(LogLayer::store, LogLevel::error, fmt::format("store server: ends: {}", why));
-  } catch (const std::bad_alloc&) {  // not even for that
+  } catch (const std::bad_alloc&) {  // no memory even for the warning
   }
 
   // Serves until the destructor wakes it, and then until the last client has left or `linger` has passed.
@@ -146,7 +146,7 @@ struct TcpStoreServer::Impl {
     }
   }
 
-  // Accepts a few clients at a time, so that present clients are answered before more come in.
+  // Accepts a few clients at a time, so that it answers the present clients before more clients arrive.
   void accept_some() {
     for (int i = 0; i < 64; ++i) {
       SocketAddress from;
@@ -157,13 +157,14 @@ struct TcpStoreServer::Impl {
         const int error_number = errno;
         pollfd waiting{listener.get(), POLLIN, 0};
         if (::poll(&waiting, 1, 0) == 0)
-          return;  // accept() wants a descriptor before it looks for a connection
-        // Perhaps there are no more descriptors: then unauthenticated clients lose theirs first.
+          return;  // accept() needs a descriptor even if there is no connection
+        // Perhaps there are no more descriptors: then the server first closes connections of unauthenticated
+        // clients.
         const std::string why = system_words(error_number);
         if (close_oldest_unauthenticated("there are too few descriptors for it: " + why, full_text(why)))
           continue;
         if (refuse_next(full_text(why))) continue;
-        // Looks again later, rather than spin on the ready listener.
+        // Tries again later, because the listener stays ready and poll() would spin.
         warnings.write(fmt::format("store server: accept: {}", system_words(error_number)));
         accept_again = Clock::now() + std::chrono::seconds(1);
         return;
@@ -187,8 +188,8 @@ struct TcpStoreServer::Impl {
     }
   }
 
-  /// The name of a new connection in warnings. Returns "" if the connection came over the Unix socket from a
-  /// process of another user; it must then be closed.
+  /// Returns the name of a new connection for warnings. Returns "" if the connection came over the Unix
+  /// socket from a process of another user; it must then be closed.
   std::string name_of(int fd, const SocketAddress& from) {
     if (secret) return from.text();
     const Credentials c = credentials(fd);
@@ -202,7 +203,7 @@ struct TcpStoreServer::Impl {
     return fmt::format("its process can take no more connections: {}", why);
   }
 
-  /// `told`: bytes that are sent to the client first, if any.
+  /// `told`: bytes to send to the client first, or nothing.
   bool close_oldest_unauthenticated(std::string_view why, std::string_view told = {}) {
     const auto oldest =
         std::find_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_unauthenticated(); });
@@ -218,9 +219,9 @@ struct TcpStoreServer::Impl {
     ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
 
-  /// Sends the next client the reason why it is refused. Without a descriptor for it, that client would wait
-  /// until its deadline; so the server keeps a spare descriptor. Returns false if the answer could not be
-  /// sent.
+  /// Sends the next client the reason why it is refused. If the server had no free descriptor to accept that
+  /// client, the client would wait until its deadline; so the server keeps a spare descriptor. Returns false
+  /// if the answer could not be sent.
   bool refuse_next(std::string_view why) {
     if (!spare) return false;
     spare = Descriptor();
@@ -258,7 +259,7 @@ struct TcpStoreServer::Impl {
         return check_unanswered(c);
       case StoreSession::Result::State::bad:
         c.out = result.out;
-        flush(c);  // as much of it as the system takes at once
+        flush(c);  // sends as much as the system takes at once
         return close_bad(c, result.why);
     }
   }
@@ -269,10 +270,10 @@ struct TcpStoreServer::Impl {
     c.gone = true;
   }
 
-  // The server keeps a limited number of bytes of incomplete requests and of answers that nobody reads. The
-  // connection of a client that exceeds the limit is closed.
+  // The server keeps a limited number of bytes of incomplete requests and of answers that clients do not
+  // read. It closes the connection of a client that exceeds the limit.
   void check_unanswered(Client& c) {
-    if (c.session.unread() + c.out.size() < 4096) return;  // small ones cannot add up to much
+    if (c.session.unread() + c.out.size() < 4096) return;  // small amounts cannot add up to much
     std::size_t all = 0;
     for (const auto& other : clients) all += other->session.unread() + other->out.size();
     if (all > options.max_unanswered)
@@ -318,7 +319,7 @@ struct TcpStoreServer::Impl {
       case FrameKind::challenge:
       case FrameKind::welcome:
       case FrameKind::secret_demanded:
-      case FrameKind::wrong_proof: return;  // a session hands out requests only
+      case FrameKind::wrong_proof: return;  // a session returns only requests
     }
   }
 
@@ -334,7 +335,7 @@ struct TcpStoreServer::Impl {
     }
   }
 
-  /// Ends waits and unauthenticated clients whose time is over.
+  /// Ends waits whose time is over, and connections that did not authenticate in time.
   void expire(bool stopping) {
     const auto now = Clock::now();
     for (const auto& c : clients) {
@@ -362,7 +363,7 @@ struct TcpStoreServer::Impl {
       }
       c.out.erase(0, static_cast<std::size_t>(sent));
     }
-    std::string().swap(c.out);  // an idle client takes no memory
+    std::string().swap(c.out);  // an idle client uses no memory
   }
 
   void list_in(Context& context) {
@@ -372,17 +373,18 @@ struct TcpStoreServer::Impl {
   std::optional<Dependents::Entry> listed;
   Logger& log;
   const TcpStoreOptions options;
-  const std::optional<KeyBytes> secret;  // nothing: the listener is a Unix socket
+  const std::optional<KeyBytes> secret;  // nothing if the listener is a Unix socket
   const uid_t user = ::geteuid();
   const pid_t process = ::getpid();
   SocketAddress address;
   Descriptor listener;
   Descriptor wake;
-  Descriptor spare;  // of any kind: see refuse_next()
-  // The thread's own.
+  Descriptor spare;  // a spare descriptor of any kind; see refuse_next()
+  // Only the thread uses these members.
   std::vector<std::unique_ptr<Client>> clients;  // in the order of their arrival
   StoreTable table{{.keys = options.max_keys, .bytes = options.max_bytes}};
-  std::vector<char> buffer = std::vector<char>(64 * 1024);  // a stack may be as small as that
+  // not on the stack, which may be as small as 64 KiB
+  std::vector<char> buffer = std::vector<char>(64 * 1024);
   Warnings warnings{log, LogLayer::store, "store server"};
   Clock::time_point accept_again{};
   std::thread thread;
@@ -408,7 +410,7 @@ TcpStoreServer::TcpStoreServer(Context& context, TcpStoreOptions options)
 }
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TcpStoreServer::~TcpStoreServer() {
-  // A forked child has no such thread, and would wake and end the parent's thread.
+  // A forked child has no such thread; without this check it would wake and end the parent's thread.
   if (impl_ && impl_->process != ::getpid()) static_cast<void>(impl_.release());
 }
 

@@ -11,8 +11,8 @@ StoreSession::Result bad(std::string why, std::string out = {}) {
   return {.state = State::bad, .out = std::move(out), .why = std::move(why)};
 }
 
-// The first bytes of a frame give its size. Reserving that size at once leaves no holes in the heap, as
-// growing in steps would. Memory that is not written yet costs nothing.
+// The first bytes of a frame give its size. Reserving that size at once leaves no holes in the heap; growth
+// in steps would. Memory that is not written yet costs nothing.
 void make_room(std::string& in, std::size_t bytes) {
   if (bytes > in.capacity()) in.reserve(bytes);
 }

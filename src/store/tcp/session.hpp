@@ -12,24 +12,24 @@
 
 namespace weft {
 
-/// A connection begins unauthenticated. If the server needs a secret, the client must prove that it knows it.
-/// Without a secret the client is a process of this user (the server has closed all other connections
-/// before), and counts as authenticated when its first request is complete. A client that requests kHelloKey
-/// is answered, once, that a secret is needed. An unauthenticated client may have as many unread bytes as a
-/// handshake (with a secret) or one frame (without).
+/// A connection begins unauthenticated. If the server needs a secret, the client must prove that it knows the
+/// secret. Without a secret the client is a process of this user (the server has closed all other connections
+/// before), and counts as authenticated when its first request is complete. If a client without proof
+/// requests kHelloKey, the session answers, once, that a secret is needed. An unauthenticated client may have
+/// as many unread bytes as a handshake (if there is a secret) or one frame (if there is none).
 class StoreSession {
  public:
-  /// `secret`: null if none is demanded; the caller must keep it alive as long as the session. `seed`: for
-  /// tests.
+  /// `secret`: null if the server demands none; the caller must keep the key alive as long as the session.
+  /// `seed`: for tests.
   explicit StoreSession(const KeyBytes* secret, std::optional<KeyBytes> seed = std::nullopt)
       : secret_(secret), seed_(seed) {}
 
   struct Result {
     enum class State : std::uint8_t {
       more,     ///< nothing is complete yet
-      reply,    ///< `out` is to be sent
-      request,  ///< `frame` is to be answered; points into the session until answered()
-      bad,      ///< the connection is to be closed with the warning `why`, after `out` was sent
+      reply,    ///< the caller must send `out`
+      request,  ///< the caller must answer `frame`, which points into the session until answered()
+      bad,      ///< the caller must send `out`, and then close the connection with the warning `why`
     };
     State state = State::more;
     StoreFrame frame{};
@@ -37,14 +37,14 @@ class StoreSession {
     std::string why{};
   };
   Result take(std::string_view bytes);
-  /// To be called when the caller is done with the request that it got: frees the request's memory.
+  /// The caller must call it when it is done with a request: frees the request's memory.
   void answered() noexcept { std::string().swap(current_); }
-  /// A reply as it goes over the wire.
+  /// Returns a reply in the form in which it is sent.
   std::string wire(std::string frame);
 
   bool is_unauthenticated() const noexcept { return unauthenticated_; }
-  /// Returns whether the client asked, was notified that a secret is needed, and has not proven that it knows
-  /// the secret.
+  /// Returns whether the client was notified that a secret is needed, and has not proven that it knows the
+  /// secret.
   bool was_told_of_secret() const noexcept { return told_of_secret_ && unauthenticated_; }
   std::size_t unread() const noexcept { return in_.size(); }
 
@@ -53,10 +53,10 @@ class StoreSession {
 
   const KeyBytes* secret_;
   std::optional<KeyBytes> seed_;
-  std::optional<Handshake> handshake_;  // while it is under way
+  std::optional<Handshake> handshake_;  // exists during the handshake
   std::optional<SealedPair> sealed_;
-  std::string in_;       // received, not yet complete
-  std::string current_;  // the frame that was handed out
+  std::string in_;       // received bytes that are not complete yet
+  std::string current_;  // the frame that was returned last
   bool unauthenticated_ = true;
   bool told_of_secret_ = false;
 };

@@ -29,15 +29,16 @@ std::string shown(const Credentials& c) { return fmt::format("process {} of user
 
 namespace {
 
-/// The end of an error text: which process listens on a Unix socket. Returns "" if that cannot be found out.
+/// Returns the end of an error text, which names the process that listens on a Unix socket; "" if the process
+/// is not known.
 std::string holder_of(const SocketAddress& local) {
   const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd || ::connect(fd.get(), local.data(), local.length) != 0) return {};
   return fmt::format(" ({} serves there; this is process {})", shown(credentials(fd.get())), ::getpid());
 }
 
-/// Listens on the Unix socket of an address on loopback, or on a free one if its port is 0. `elsewhere`: as
-/// for listen_on().
+/// Listens on the Unix socket of an address on loopback, or on a free socket if the port is 0. `elsewhere`:
+/// as in listen_on().
 Listening listen_locally(SocketAddress address, bool elsewhere) {
   const bool any = address.port() == 0;
   std::random_device random;
@@ -75,7 +76,7 @@ Listening listen_on(const TcpStoreOptions& options, bool elsewhere) {
         ::getsockname(l.socket.get(), l.address.data(), &l.address.length) == 0)
       return l;
     const bool not_here = errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT;
-    if (not_here && i + 1 < all.size()) continue;  // a host without IPv4, or without IPv6
+    if (not_here && i + 1 < all.size()) continue;  // the host has no IPv4, or no IPv6
     if (elsewhere && (not_here || errno == EADDRINUSE)) break;
     throw_errno(fmt::format("store server: cannot listen on {}", all[i].text()), errno);
   }

@@ -1,5 +1,5 @@
-// Sockets of the TCP store: how a server listens, which options a connection has, and how error texts name
-// the process at its other end. Callable from any thread.
+// Sockets of the TCP store: how a server listens, the options of connections, and the names of peer processes
+// in error texts. Any thread.
 #pragma once
 
 #include <string>
@@ -11,11 +11,11 @@
 
 namespace weft {
 
-/// A TCP connection sends small frames at once. Both ends notice within half a minute that the other's host
-/// has vanished, even while they wait in a get.
+/// Sets options so that the TCP connection sends small frames at once, and each end notices within half a
+/// minute that the other end's host has vanished, even during a get.
 void set_tcp_options(int fd);
 
-/// The process at the other end of a connected Unix socket: "process 4711 of user 1000".
+/// Returns the process at the other end of a connected Unix socket as text: "process 4711 of user 1000".
 std::string shown(const Credentials& c);
 
 struct Listening {
@@ -24,8 +24,8 @@ struct Listening {
 };
 
 /// Listens on the first address of options.host that this machine has: on TCP if there is a secret, otherwise
-/// on the Unix socket of that address. `elsewhere`: if an address is not this machine's, or a port is taken,
-/// it returns an empty socket instead of throwing an Error.
+/// on the Unix socket of that address. `elsewhere`: if the address does not belong to this machine, or the
+/// port is in use, returns an empty socket instead of throwing an Error.
 Listening listen_on(const TcpStoreOptions& options, bool elsewhere);
 
 }  // namespace weft

@@ -16,8 +16,8 @@ Parsed bad(std::string why) { return {.state = ParseState::bad, .why = std::move
 bool is_request(FrameKind kind) { return kind >= FrameKind::get && kind <= FrameKind::prove; }
 bool is_reply(FrameKind kind) { return kind >= FrameKind::found && kind <= FrameKind::wrong_proof; }
 
-/// Returns whether a frame of that kind may have these lengths. A request names a key, except requests of the
-/// handshake, which have one size; a reply has at most a value.
+/// Returns whether a frame of that kind may have these lengths. A request has a key, except for requests of
+/// the handshake, which have a fixed size; a reply has at most a value.
 bool lengths_fit(const FrameHeader& h) {
   switch (h.kind) {
     case FrameKind::get:

@@ -1,5 +1,5 @@
-// The wire format of the TCP store. This code has no sockets and no state, so that the parser can be tested
-// and fuzzed with bytes alone.
+// The wire format of the TCP store. This code uses no sockets and has no state, so that the parser can be
+// tested and fuzzed with bytes alone.
 //
 // A frame is a FrameHeader (24 bytes, little-endian) and then key, value and extra, as long as the header
 // says. A client sends one request and reads one reply before it sends the next request.
@@ -36,7 +36,7 @@ enum class FrameKind : std::uint8_t {
   refused,          // number: an ErrorCode, value: its text
   challenge,        // value: the server's half of the handshake
   welcome,          // value: the proof that the server knows the secret
-  secret_demanded,  // to a request of a client that has not joined
+  secret_demanded,  // the reply to a request of a client that has not joined
   wrong_proof,      // the client's proof is wrong: it has another secret
 };
 
@@ -52,9 +52,10 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 24);
 
 inline constexpr std::int64_t kForever = -1;
-inline constexpr Duration kLongestStoreWait = std::chrono::hours(24 * 365);  // longer waits count as this
+// longer waits count as this long
+inline constexpr Duration kLongestStoreWait = std::chrono::hours(24 * 365);
 inline constexpr std::string_view kHelloKey = "weft/hello";  // asked for once per connection; never set
-inline constexpr std::size_t kHandshakeBytes = 32;           // of every value in a handshake
+inline constexpr std::size_t kHandshakeBytes = 32;           // the size of every value in a handshake
 inline constexpr std::size_t kMaxFrameBytes =
     sizeof(FrameHeader) + kMaxStoreKeyBytes + 2 * kMaxStoreValueBytes;
 
@@ -68,16 +69,17 @@ struct StoreFrame {
 std::string make_frame(FrameKind kind, std::string_view key, std::string_view value,
                        std::string_view extra = {}, std::int64_t number = 0);
 std::string make_refusal(ErrorCode code, std::string_view text);
-/// The code in a `refused` frame; `system` if it is no code of weft.
+/// Returns the code in a `refused` frame; `system` if it is no code of weft.
 ErrorCode refusal_code(const StoreFrame& frame) noexcept;
 
 struct Parsed {
   ParseState state = ParseState::more;
-  StoreFrame frame{};     ///< if whole
-  std::size_t bytes = 0;  ///< of the frame; if `more`, as many as its header announces so far
-  std::string why{};      ///< if bad: "it does not speak this protocol (it sent "GET / HT")"
+  StoreFrame frame{};  ///< if the state is `whole`
+  /// bytes of the frame; if the state is `more`, the number that the header has announced so far
+  std::size_t bytes = 0;
+  std::string why{};  ///< if the state is `bad`: "it does not speak this protocol (it sent "GET / HT")"
 };
-/// Parses the frame at the front of `bytes`, and checks each field as soon as it is there.
+/// Parses the frame at the front of `bytes`, and checks each field as soon as it is complete.
 Parsed parse_request(std::string_view bytes);
 Parsed parse_reply(std::string_view bytes);
 

@@ -15,7 +15,7 @@
 namespace weft::shm {
 namespace {
 
-// A mutant: rank 1 is of a build with another threshold.
+// A mutant: rank 1 behaves like a build with another threshold.
 bool is_other_build(int rank) noexcept {
   return rank == 1 && (WEFT_MUTANT("mixed_builds") || WEFT_MUTANT("mixed_builds_unseen"));
 }
@@ -35,18 +35,19 @@ void Arrivals::plan(OpState& s) noexcept {
                          s.in_blocks ? std::min<std::int64_t>(limit, sizeof(Arrival::both.payload)) : limit;
   st.is_inline =
       bytes == 0 || (bytes <= room && (group_.path == Path::automatic || group_.path == Path::inline_only));
-  // In order: a rank that has published a call has published all before it.
+  // Calls are published in order: a rank that has published a call has published all calls before it.
   if (s.call == published_) publish(s);
 }
 
-// May this rank expose its memory, if it is shared, although its payload fits beside the arrival? Not in
-// calls from a root: the root then could not run ahead.
+// Returns whether this rank may expose its memory, if it is shared, although its payload fits into the
+// arrival. Not in calls from a root, because the root then could not run ahead.
 bool Arrivals::may_expose(const OpState& s) const noexcept {
   return state(s).is_inline && group_.path == Path::automatic && !is_from_root(s) && !s.in_blocks &&
          payload_bytes(group_, s) >= in_place_from(group_.size);
 }
 
-// Where peers reach a buffer of the call. Memory that process_vm_readv refuses (driver mappings) is staged.
+// Returns the place at which peers reach a buffer of the call. Memory that process_vm_readv refuses (driver
+// mappings) is staged.
 Buffer Arrivals::expose(const OpState& s, std::int64_t count, const std::byte* data,
                         std::int64_t elements) noexcept {
   const std::size_t bytes = static_cast<std::size_t>(elements * size_bytes(s.dtype));
@@ -57,19 +58,19 @@ Buffer Arrivals::expose(const OpState& s, std::int64_t count, const std::byte* d
   return used && !own_.copyable(data, bytes) ? Buffer{Buffer::foreign, 0, 0} : place;
 }
 
-// Is the call's line free? Not while a rank is kRing calls behind.
+// Returns whether the call's line is free. It is not free while a rank is kRing calls behind.
 bool Arrivals::has_free_line(const OpState& s) noexcept {
   const std::uint64_t ring = kRing + (WEFT_MUTANT("slot_early") ? 1 : 0);
   if (s.call < everybody_consumed_ + ring) return true;
   everybody_consumed_ = s.call;
-  // This rank counts, too: it reads its own line until it has finished the call.
+  // This rank counts, too, because it reads its own line until it has finished the call.
   for (int r = 0; r < group_.size; ++r)
     everybody_consumed_ =
         std::min(everybody_consumed_, group_.of(r).consumed.load(std::memory_order_seq_cst));
   return s.call < everybody_consumed_ + ring;
 }
 
-// Writes the arrival line. False: it is not free yet.
+// Writes the arrival line. Returns false if the line is not free yet.
 bool Arrivals::publish(OpState& s) noexcept {
   CallState& st = state(s);
   if (!has_free_line(s)) return false;
@@ -81,11 +82,11 @@ bool Arrivals::publish(OpState& s) noexcept {
   if (!st.is_inline || s.in_blocks ||
       may_expose(s)) {  // with in_blocks another rank's payload may be too large
     in = expose(s, count, s.in, s.in_count);
-    if (is_sliced(s)) out = expose(s, count, s.out, s.out_count);  // else no other rank touches it
+    if (is_sliced(s)) out = expose(s, count, s.out, s.out_count);  // otherwise no other rank uses `out`
   }
   const bool exposes = may_expose(s) && is_reachable(in) && (!is_sliced(s) || is_reachable(out));
   const std::uint64_t word = call_word(s, group_.path) | (exposes ? kExposed : 0);
-  // The first cache line is written last and all at once: peers poll it.
+  // The first cache line is written last and all at once, because peers poll it.
   const std::int64_t bytes = st.is_inline && !exposes ? s.in_count * size_bytes(s.dtype) : 0;
   std::int64_t head = 0;
   if (s.in_blocks) {
@@ -110,8 +111,8 @@ bool Arrivals::publish(OpState& s) noexcept {
   return true;
 }
 
-// Does this rank need the arrival of `peer` before it can go on? It needs the arrivals of all ranks; in
-// calls from a root, only the root's.
+// Returns whether this rank needs the arrival of `peer` before it can go on. It needs the arrivals of all
+// ranks, or, in calls from a root, only that of the root.
 bool Arrivals::must_see(const OpState& s, int peer) const noexcept {
   return peer != group_.rank && (!is_from_root(s) || peer == s.root);
 }
@@ -123,19 +124,21 @@ bool Arrivals::missing(const OpState& s, int r) const noexcept {
   return must_see(s, r) && !has_arrived(r, s);
 }
 
-// A rank goes on when the ranks that it needs have arrived and called the same. In most operations these
-// are all ranks. In a broadcast and a scatter the receivers need the root alone, and the root needs no
-// other rank. There this rank makes the comparison with the other ranks later, at the latest in the next
-// call that needs all ranks. Until then its `consumed` stays behind, so that no rank rewrites the lines.
+// A rank goes on when the ranks that it needs have arrived and have made the same call. In most operations
+// these are all ranks. In a broadcast and a scatter the receivers need only the root, and the root needs no
+// other rank. In these calls a rank compares its call with those of the other ranks later, at the latest in
+// the next call that needs all ranks. Until then its `consumed` stays behind, so that no rank rewrites the
+// lines.
 Step Arrivals::step(OpState& s) noexcept {
   CallState& st = state(s);
-  // Peers may wait for this rank to catch up, as it waits for them.
+  // Catches up, because peers may also wait for this rank.
   if (st.phase == Phase::unpublished && !publish(s)) return catch_up();
   for (; st.cursor < group_.size; ++st.cursor) {
     if (!must_see(s, st.cursor)) continue;
     const Arrival& theirs = arrival(group_, st.cursor, s);
-    // Each poll of the first line also prefetches the payload's further lines, so that they arrive with it
-    // and not after it. A rank that exposes its memory expects its peers to do the same.
+    // Each poll of the first line also prefetches the following lines of the payload, so that they arrive
+    // together with the first line. If this rank exposes its memory, it expects that peers do so, too, and
+    // prefetches nothing.
     const bool exposes = (arrival(group_, group_.rank, s).word & kExposed) != 0;
     const std::int64_t behind = st.is_inline && !exposes ? payload_bytes(group_, s) - kHeadBytes : 0;
     prefetch_to_read(theirs.payload + kHeadBytes, std::min(behind, kAskedAhead));
@@ -169,7 +172,7 @@ Step Arrivals::catch_up() noexcept {
     return true;
   };
   for (; compared_ < finished_ && all_came(compared_); ++compared_) {
-    if (compared_ == before) {  // else the loop would wait for each line in turn
+    if (compared_ == before) {  // without this the loop would wait for one line after the other
       for (std::uint64_t call = before + 1; call < finished_; ++call)
         for (int r = 0; r < group_.size; ++r) __builtin_prefetch(&group_.of(r).arrivals[call % kRing]);
     }
@@ -197,8 +200,8 @@ std::string Arrivals::left_out() const {
   };
   for (int r = 0; r < group_.size; ++r) {
     if (r == group_.rank) continue;
-    // The next call of this rank, which it will not make. If others wait for it there, they are notified
-    // that it has left.
+    // The next call is one that this rank will not make. If other ranks wait for this rank in it, they are
+    // notified that this rank has left.
     if (has(r, published_)) {
       const CallRecord call = record_of(group_, r, published_);
       if (row(call.op).rooted == Rooted::in_at_root && call.root != group_.rank)
@@ -213,7 +216,7 @@ std::string Arrivals::left_out() const {
   return {};
 }
 
-// Did `peer` call the same as this rank? Raises a mismatch where not.
+// Returns whether `peer` has made the same call as this rank; raises a mismatch if it has not.
 bool Arrivals::agree(int peer, std::uint64_t call) noexcept {
   const Arrival& own = group_.mine().arrivals[call % kRing];
   const Arrival& theirs = group_.of(peer).arrivals[call % kRing];
@@ -224,10 +227,10 @@ bool Arrivals::agree(int peer, std::uint64_t call) noexcept {
   return false;
 }
 
-// A function of its own: a call that agrees needs no room on the stack for its texts.
+// A separate function, so that a call without a mismatch needs no room on the stack for these texts.
 void Arrivals::raise_difference(int peer, std::uint64_t call) noexcept {
   const CallRecord called = record_of(group_, group_.rank, call), they_called = record_of(group_, peer, call);
-  int block = -1;  // the first that differs
+  int block = -1;  // the first block that differs
   for (const int r : {group_.rank, peer}) {
     const CallWord word(read_once(group_.of(r).arrivals[call % kRing].word));
     if (word.op() == (r == peer ? they_called : called).op && word.op() != Op::none) continue;
@@ -245,7 +248,8 @@ void Arrivals::raise_difference(int peer, std::uint64_t call) noexcept {
                             describe(group_, group_.rank, call, block)));
 }
 
-// Does `peer` send as much as this rank expects? Only all_to_all_v has counts of its own for each pair.
+// Returns whether `peer` sends as many elements as this rank expects. Only all_to_all_v has separate counts
+// for each pair.
 bool Arrivals::sends_what_is_expected(const OpState& s, int peer) noexcept {
   const std::int64_t sent = exposed_block(group_, s, peer).count, wanted = s.out_blocks[peer].count;
   if (sent == wanted) return true;
@@ -262,8 +266,8 @@ void Arrivals::finish(const OpState& s) noexcept {
         static_cast<std::int64_t>(offsetof(Arrival, payload)) + s.in_count * size_bytes(s.dtype));
   if (!is_from_root(s)) block.consumed.store(s.call + 1, std::memory_order_release);
   block.finished.store(s.call + 1, std::memory_order_release);
-  // Nobody waits for the end of an inline call. Peers that wait for a free line are woken twice per round of
-  // the ring; after a broadcast, when the call has been compared.
+  // No rank waits for the end of an inline call. Peers that wait for a free line are woken twice per round of
+  // the ring; after a broadcast they are woken when the call has been compared.
   if (!state(s).is_inline || (!is_from_root(s) && s.call % (kRing / 2) == 0)) group_.wake_all();
   if (is_from_root(s) && s.root != group_.rank)  // a root runs ahead
     __builtin_prefetch(&group_.of(s.root).arrivals[(s.call + 1) % kRing]);

@@ -26,7 +26,7 @@ Step Collectives::poll(OpState& s) noexcept {
   return caught == Step::failed || step == Step::pending ? caught : step;
 }
 
-// Everybody that this rank needs has arrived.
+// To be called when all ranks that this rank needs have arrived.
 Step Collectives::begin_path(OpState& s) noexcept {
   if (state(s).is_inline) {
     inline_.plan(s);
@@ -67,16 +67,16 @@ std::vector<int> Collectives::missing(const OpState& s) const {
   return ranks;
 }
 
-// Finds out which rank's memory is not reachable. A pure function of the published places that other ranks
-// touch: every `in` that is read, and every `out` that others write slices of. Memory that a rank does not
-// have counts as reachable.
+// Finds out which rank's memory is not reachable. It uses only the published places that other ranks access:
+// each `in` that is read, and each `out` to which others write slices. Memory that a rank does not have
+// counts as reachable.
 Collectives::Reach Collectives::find_reach(const OpState& s) const noexcept {
   Reach reach;
   const bool outs = is_sliced(s);
   for (int r = 0; r < group_.size && !reach.foreign; ++r) {
     if (is_from_root(s) && r != s.root) continue;
     const Arrival& a = arrival(group_, r, s);
-    // Rank r has sent a payload and not published where its memory lies.
+    // Rank r has sent a payload, and has not published the place of its memory.
     if (state(s).exposed_instead && (a.word & kExposed) == 0) return {.obstacle = r, .foreign = true};
     const bool beyond = !is_reachable(a.places.in) || (outs && !is_reachable(a.places.out));
     if (beyond && reach.obstacle < 0) reach.obstacle = r;
@@ -87,8 +87,8 @@ Collectives::Reach Collectives::find_reach(const OpState& s) const noexcept {
   return reach;
 }
 
-// Direct, single copies or staged: all ranks choose the same, since the choice follows from what the ranks
-// have published and from the path that was asked for.
+// Chooses the direct path, single copies or the staged path. All ranks choose the same path, because the
+// choice depends only on what the ranks have published and on the path that a test has forced.
 Step Collectives::choose_path(OpState& s) noexcept {
   group_.map_news();
   if (group_.path == Path::inline_only)
@@ -127,7 +127,7 @@ Step Collectives::refuse(const OpState& s, int because_of, std::string why) noex
   return Step::failed;
 }
 
-// Where many ranks have arrived, the text has one of them for each different call.
+// If many ranks have arrived, the text names one rank for each different call.
 std::string Collectives::story(const OpState& s, std::span<const int> late) const {
   if (late.empty()) return "every rank is there";
   const bool one = late.size() == 1;

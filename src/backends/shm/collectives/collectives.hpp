@@ -1,9 +1,9 @@
-// One rank's part in the collectives of a group. A call first arrives; when the others have arrived and
-// called the same, Collectives chooses a path, and the path does the rest.
+// One rank's part in the collectives of a group. A call first arrives. When the other ranks have arrived and
+// have made the same call, Collectives chooses a path, and the path does the rest.
 //
-// A call is over on this rank when no rank uses anything that it exposed: at once after an inline or a
-// staged call; after the `finished` of all ranks on the direct path and on the path of single copies. Only
-// the owner of the group uses it.
+// A call is over on this rank when no other rank accesses memory that this rank has exposed. After an inline
+// or a staged call this is so at once; on the direct path and on the path of single copies it is so after the
+// `finished` of all ranks. Only the owner of the group uses it.
 #pragma once
 
 #include <span>
@@ -35,20 +35,22 @@ class Collectives {
 
   void post(OpState& s) noexcept { arrivals_.plan(s); }
   Step poll(OpState& s) noexcept;
-  /// Ranks this call waits for.
+  /// Returns the ranks for which this call waits.
   std::vector<int> missing(const OpState& s) const;
-  /// A text: which step each of `late`, which are among the ranks that the call waits for, has not done.
+  /// Returns a text that says which step the ranks `late` have not done. They must be among the ranks for
+  /// which the call waits.
   std::string story(const OpState& s, std::span<const int> late) const;
   /// See Arrivals.
   void compare_the_rest() noexcept { arrivals_.compare_the_rest(); }
   std::string left_out() const { return arrivals_.left_out(); }
-  /// The call that was polled last and is not done.
+  /// Returns the call that was polled last and is not done.
   const OpState* current() const noexcept { return current_; }
 
  private:
   struct Reach {
-    int obstacle = -1;     // the first rank whose memory not all can reach themselves; -1: all can
-    bool foreign = false;  // some memory is beyond the kernel's reach, too
+    // the first rank whose memory not all ranks can reach themselves; -1: there is none
+    int obstacle = -1;
+    bool foreign = false;  // there is memory that the kernel cannot reach, either
   };
   Step begin_path(OpState& s) noexcept;
   Step step_path(OpState& s) noexcept;

@@ -21,7 +21,7 @@ Step DirectPath::step(OpState& s) noexcept {
   });
 }
 
-// Combines a chunk of this rank's part of all inputs. Done: it was the last.
+// Combines a chunk of this rank's part of all inputs. Returns `done` if it was the last chunk.
 Step DirectPath::combine_chunk(OpState& s) noexcept {
   CallState& st = state(s);
   const std::int64_t element = size_bytes(s.dtype);

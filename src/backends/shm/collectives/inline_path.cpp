@@ -9,7 +9,7 @@
 
 namespace weft::shm {
 
-// A function of its own: a call that is well needs no room on the stack for its texts.
+// A separate function, so that a call without damage needs no room on the stack for these texts.
 void InlinePath::raise_damaged(const OpState& s, int r, std::int64_t offset,
                                std::int64_t count) const noexcept {
   raise(group_,
@@ -22,8 +22,8 @@ Step InlinePath::step(OpState& s) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   const std::size_t before = s.in_blocks ? offsetof(Arrival, both.payload) - offsetof(Arrival, payload) : 0;
   const auto payload = [&](int r) { return arrival(group_, r, s).payload + before; };
-  // The place where rank r's payload for this rank begins. Null: its offset is beyond the line, and the
-  // group has failed.
+  // Returns the address of rank r's payload for this rank. Returns null, and the group has failed, if the
+  // offset is beyond the line.
   const auto block_of = [&](int r, std::int64_t count) -> const std::byte* {
     const Block block = exposed_block(group_, s, r);
     const std::int64_t skip = bytes_before(block, 0, element);
@@ -34,10 +34,10 @@ Step InlinePath::step(OpState& s) noexcept {
     return nullptr;
   };
   if (s.out_count == 0) {
-    // a barrier, or nothing in it is for this rank
+    // a barrier, or a call without data for this rank
   } else if (row(s.op).reduces) {
     auto& ins = operands_.ins;
-    // All `in` are divided alike, except with in_blocks.
+    // All ranks divide `in` in the same way, except with in_blocks.
     const std::int64_t at = in_block(s, group_.rank, group_.size).offset;
     for (int r = 0; r < group_.size; ++r) {
       const std::byte* const in = s.in_blocks ? block_of(r, s.out_count) : payload(r) + at * element;

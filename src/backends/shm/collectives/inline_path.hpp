@@ -1,4 +1,4 @@
-// The inline path: the payload came with the arrival, so the arrival is the only synchronisation.
+// The inline path: the payload has arrived with the arrival line, so there is no further synchronisation.
 #pragma once
 
 #include "backends/shm/collectives/arrivals.hpp"
@@ -11,7 +11,7 @@ class InlinePath {
   InlinePath(const Group& group, Arrivals& arrivals, Operands& operands)
       : group_(group), arrivals_(arrivals), operands_(operands) {}
   void plan(OpState& s) const noexcept { state(s).phase = Phase::inlined; }
-  /// Does all of it. Never pending.
+  /// Does the whole call. Never returns `pending`.
   Step step(OpState& s) noexcept;
   bool missing(const OpState&, int) const noexcept { return false; }
 

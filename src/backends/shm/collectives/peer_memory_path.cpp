@@ -11,7 +11,7 @@ Block PeerMemoryPath::own_part(const OpState& s) const noexcept {
   return {begin, std::min(s.in_count, begin + slice) - begin};
 }
 
-// This rank's memory is its own again when the ranks that touch it have finished.
+// Waits until the ranks that access this rank's memory have finished.
 Step PeerMemoryPath::wait_for_peers(OpState& s) const noexcept {
   CallState& st = state(s);
   for (; st.cursor < group_.size; ++st.cursor)

@@ -1,6 +1,6 @@
-// The steps that the direct path and the path of single copies share. A rank works in its peers' memory, a
-// chunk at a time; when its part is done, it waits until the peers that work in its own memory have
-// finished theirs. So there are two synchronisations: the arrival, and `finished`.
+// The steps that the direct path and the path of single copies share. A rank works in its peers' memory, one
+// chunk at a time. When its part is done, it waits until the peers that work in its own memory have finished,
+// too. So there are two synchronisations: the arrival, and `finished`.
 #pragma once
 
 #include <algorithm>
@@ -48,8 +48,8 @@ class PeerMemoryPath {
     return wait_for_peers(s);
   }
 
-  /// The address where this rank reaches bytes of another rank r's place, from `skip` on. Null: there is
-  /// none, and the group has failed.
+  /// Returns the address at which this rank reaches the bytes of a place of another rank r, from `skip` on.
+  /// Returns null, and the group has failed, if there is none.
   std::byte* reach(const OpState& s, int r, const Buffer& place, std::int64_t skip,
                    std::int64_t bytes) const noexcept {
     std::byte* const found = group_.reach(r, place, skip, bytes);
@@ -57,13 +57,13 @@ class PeerMemoryPath {
     return found;
   }
 
-  /// The part that this rank combines: an offset from where each rank's block begins, and a count, in
-  /// elements.
+  /// Returns the part that this rank combines, in elements: an offset from the beginning of each rank's
+  /// block, and a count.
   Block own_part(const OpState& s) const noexcept;
 
-  /// Copies the blocks for this rank, at most `room` bytes. Each rank begins with its own block, so that the
-  /// readers spread. `copy(from, place, skip, out, bytes)`: copies from rank `from`'s `in` and returns
-  /// whether it could. Done: these were the last.
+  /// Copies the blocks for this rank, at most `room` bytes. Each rank begins with its own block, so that
+  /// different ranks read different memory. `copy(from, place, skip, out, bytes)` copies from rank `from`'s
+  /// `in`, and returns false if that fails. Returns `done` if these were the last bytes.
   template <class Copy>
   Step pull(OpState& s, std::int64_t room, Copy&& copy) noexcept {
     CallState& st = state(s);

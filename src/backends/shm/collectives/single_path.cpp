@@ -11,8 +11,8 @@
 namespace weft::shm {
 namespace {
 
-// Bytes of one rank's piece, at least a cache line. The pieces of up to 4096 ranks fit in kChunkBytes
-// together.
+// Returns the bytes of one rank's piece, at least a cache line. The pieces of up to 4096 ranks together fit
+// in kChunkBytes.
 std::int64_t piece_bytes(int ranks) noexcept {
   return std::max<std::int64_t>(std::min<std::int64_t>(kPieceBytes, kChunkBytes / ranks) / kLine, 1) * kLine;
 }
@@ -40,7 +40,8 @@ std::byte* SinglePath::piece_of(int r) const noexcept {
       .bytes;
 }
 
-// Allocates the pieces at first use, not zeroed. False: there is no memory, and the group has failed.
+// Allocates the pieces at first use, uninitialised. Returns false, and the group has failed, if there is no
+// memory.
 bool SinglePath::make_pieces(const OpState& s) noexcept {
   if (pieces_ != nullptr) return true;
   const std::int64_t bytes = group_.size * piece_bytes(group_.size);
@@ -51,13 +52,13 @@ bool SinglePath::make_pieces(const OpState& s) noexcept {
     why.text = fmt::format("{}: rank {} has no memory for {} bytes that it reads from its peers", name(s.op),
                            group_.rank, bytes);
     why.ranks = {group_.rank};
-  } catch (...) {  // no memory for the text either
+  } catch (...) {  // no memory even for the text
   }
   raise(group_, why);
   return false;
 }
 
-// Combines a piece of this rank's part of all inputs. Done: it was the last.
+// Combines a piece of this rank's part of all inputs. Returns `done` if it was the last piece.
 Step SinglePath::push_piece(OpState& s) noexcept {
   CallState& st = state(s);
   const auto [begin, count] = own_part(s);
@@ -80,7 +81,7 @@ Step SinglePath::push_piece(OpState& s) noexcept {
   return st.done >= count ? Step::done : Step::advanced;
 }
 
-// Finds the inputs of elements [at, at + count). The kernel reads those that this rank does not reach.
+// Finds the inputs of elements [at, at + count). The kernel reads the inputs that this rank does not reach.
 bool SinglePath::gather_inputs(const OpState& s, std::int64_t at, std::int64_t count) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   for (int r = 0; r < group_.size; ++r) {
@@ -102,7 +103,7 @@ bool SinglePath::gather_inputs(const OpState& s, std::int64_t at, std::int64_t c
   return true;
 }
 
-// The outputs that this rank reaches; the first is the one that write_to_peers() reads from.
+// Finds the outputs that this rank reaches; write_to_peers() reads from the first of them.
 bool SinglePath::place_sums(const OpState& s, std::int64_t at, std::int64_t count,
                             std::size_t& outs) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
@@ -114,12 +115,13 @@ bool SinglePath::place_sums(const OpState& s, std::int64_t at, std::int64_t coun
     if (found == nullptr) return false;
     operands_.outs[outs++] = found;
   }
-  if (outs == 0) operands_.outs[outs++] = piece_of(group_.rank);  // a reduce, and this rank is not the root
+  // for a reduce, on a rank that is not the root
+  if (outs == 0) operands_.outs[outs++] = piece_of(group_.rank);
   return true;
 }
 
-// An output per rank. If the kernel writes a rank's output, this rank makes it in that rank's piece, where
-// its input may lie.
+// Finds an output for each rank. If the kernel writes a rank's output, this rank computes it in that rank's
+// piece, which may hold that rank's input.
 bool SinglePath::place_prefixes(const OpState& s, std::int64_t at, std::int64_t count) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   for (int r = 0; r < group_.size; ++r) {
@@ -138,7 +140,7 @@ bool SinglePath::place_prefixes(const OpState& s, std::int64_t at, std::int64_t 
 bool SinglePath::write_to_peers(const OpState& s, std::int64_t at, std::int64_t count) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   for (int i = 1; i < group_.size; ++i) {
-    const int r = (group_.rank + i) % group_.size;  // the ranks begin at different peers
+    const int r = (group_.rank + i) % group_.size;  // different ranks begin at different peers
     const Buffer out = place_in(arrival(group_, r, s).places.out);
     const std::byte* const result = operands_.outs[is_scan(s.op) ? static_cast<std::size_t>(r) : 0];
     if (result != nullptr && out.kind != Buffer::none && group_.by_kernel(r, out) &&

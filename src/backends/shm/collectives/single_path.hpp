@@ -1,10 +1,11 @@
-// The path of single copies, for foreign memory that the kernel may copy between processes: WEFT_SINGLE_COPY.
+// The path of single copies, for foreign memory that the kernel may copy between processes (see
+// WEFT_SINGLE_COPY).
 //
-// all_reduce and reduce push, where that is asked for: a rank reads a piece of its part of each peer's `in`
-// into a buffer that stays in the cache, combines, and writes the result to its own `out` and from there to
-// the others'. In reduce_scatter it keeps the result. All other operations pull: the kernel copies from the
-// peer's `in` to this rank's `out`. Memory that this rank reaches itself, being shared, is read and written
-// where it lies, as on the direct path.
+// all_reduce and reduce push, if the setting is `push`: a rank reads a piece of its part of each peer's `in`
+// into a buffer that stays in the cache, combines the pieces, and writes the result to its own `out` and from
+// there to the others' `out`. In reduce_scatter it only keeps the result. All other operations pull: the
+// kernel copies from the peer's `in` to this rank's `out`. Shared memory, which this rank reaches itself, is
+// read and written in place, as on the direct path.
 #pragma once
 
 #include <cstddef>
@@ -36,8 +37,8 @@ class SinglePath : private PeerMemoryPath {
   struct alignas(kLine) Line {
     std::byte bytes[kLine];
   };
-  /// A piece per rank with bytes that the kernel has read or will write, kChunkBytes in all. Made at the
-  /// first push_piece().
+  /// A piece for each rank, with bytes that the kernel has read or will write; kChunkBytes in all. Made at
+  /// the first push_piece().
   std::unique_ptr<Line[]> pieces_;
 };
 

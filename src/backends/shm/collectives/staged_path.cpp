@@ -11,21 +11,21 @@
 
 namespace weft::shm {
 
-// Do peers read what this rank stages?
+// Returns whether peers read data that this rank stages.
 bool StagedPath::gives(const OpState& s) const noexcept {
   const OpRow r = row(s.op);
   return r.rooted == Rooted::no || r.reduces || (group_.rank == s.root) == is_from_root(s);
 }
 
-// Does this rank copy anything out?
+// Returns whether this rank copies data out of the buffers.
 bool StagedPath::takes(const OpState& s) const noexcept {
   const OpRow r = row(s.op);
-  if (s.op == Op::exscan && group_.rank == 0) return false;  // it fills in the identity
+  if (s.op == Op::exscan && group_.rank == 0) return false;  // the rank fills in the identity
   return (is_sliced(s) || !r.reduces) && (r.rooted != Rooted::out_at_root || group_.rank == s.root);
 }
 
-// The longest block of all ranks, in elements. -1: a rank has published one that fits in no memory, and the
-// group has failed.
+// Returns the longest block of all ranks, in elements. Returns -1, and the group has failed, if a rank has
+// published a block that fits in no memory.
 std::int64_t StagedPath::longest_block(const OpState& s) const noexcept {
   if (const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
     const std::int64_t most = (std::int64_t{1} << 56) / size_bytes(s.dtype);
@@ -47,8 +47,8 @@ std::int64_t StagedPath::longest_block(const OpState& s) const noexcept {
   return s.op == Op::all_to_all ? s.in_count / group_.size : agreed_count(s, group_.size);
 }
 
-// Chooses elements per block and round, and the number of rounds. Small messages are spread evenly over one
-// round.
+// Chooses how many elements of a block one round moves, and the number of rounds. A small message takes one
+// round, in which its parts are equal.
 Step StagedPath::plan(OpState& s) noexcept {
   CallState& st = state(s);
   st.phase = Phase::staged;
@@ -69,7 +69,8 @@ Step StagedPath::plan(OpState& s) noexcept {
   return Step::advanced;
 }
 
-// The part of a block that a round moves. For a reduction: the slice that `owner` combines in this round.
+// Returns the part of a block that a round moves; for a reduction, the slice that `owner` combines in this
+// round.
 Block StagedPath::piece(const OpState& s, Block block, int owner, std::uint64_t round) const noexcept {
   const CallState& st = state(s);
   const auto t = static_cast<std::int64_t>(round - st.base);
@@ -78,23 +79,23 @@ Block StagedPath::piece(const OpState& s, Block block, int owner, std::uint64_t 
   return {block.offset + begin, std::min(st.part, block.count - begin)};
 }
 
-// Where rank `from` puts data for rank `to`.
+// Returns the slot into which rank `from` writes data for rank `to`.
 std::byte* StagedPath::slot(const OpState& s, int from, int to, std::uint64_t round) const noexcept {
   const std::int64_t index = has_block_per_rank(s) || is_sliced(s) ? (to < from ? to : to - 1) : 0;
   return group_.control.stage(from, round) + index * state(s).part * size_bytes(s.dtype);
 }
 
-// Where the owner of a slice puts its sum: a slot that it has read.
+// Returns the slot into which the owner of a slice writes its sum: a slot that it has read.
 std::byte* StagedPath::sum_slot(const OpState& s, int owner, std::uint64_t round) const noexcept {
   return slot(s, owner == 0 ? 1 : 0, owner, round);
 }
 
-// Does this rank's next round wait for rank `r`, which has yet to read or to write buffers, parts or sums?
-// False where this rank needs nothing of r, and where there is no further round.
+// Returns whether this rank's next round waits for rank `r`, because r has not yet read or written buffers,
+// parts or sums. Returns false if this rank needs nothing from r, or if there is no further round.
 bool StagedPath::delays_staging(const OpState& s, int r) const noexcept {
   const CallState& st = state(s);
-  // The buffer of kRounds ago is free when its readers have copied it. If it was an earlier call's, any rank
-  // may have been a reader.
+  // The buffer of kRounds ago is free when its readers have copied it. If it belonged to an earlier call, any
+  // rank may have been a reader.
   return st.staged < st.rounds && r != group_.rank && (st.staged < kRounds || gets(s, r, group_.rank)) &&
          group_.of(r).copied.load(std::memory_order_seq_cst) + kRounds +
                  (WEFT_MUTANT("stage_early") ? 1 : 0) <=
@@ -119,7 +120,7 @@ bool StagedPath::stage_round(OpState& s) noexcept {
   CallState& st = state(s);
   if (st.staged == st.rounds) return false;
   const std::uint64_t round = st.base + st.staged;
-  // Sums that this rank has yet to copy may lie in its own buffer.
+  // Sums that this rank has not copied yet may lie in its own buffer.
   if (st.copied + kRounds <= st.staged) return false;
   for (int r = 0; r < group_.size; ++r)
     if (delays_staging(s, r)) return false;
@@ -129,7 +130,7 @@ bool StagedPath::stage_round(OpState& s) noexcept {
     const Block b = piece(s, in_block(s, to, group_.size), to, round);
     if (b.count > 0)
       copy_bytes(slot(s, group_.rank, to, round), s.in + b.offset * element, b.count * element);
-    if (!has_block_per_rank(s) && !is_sliced(s)) break;  // the others read the same slot
+    if (!has_block_per_rank(s) && !is_sliced(s)) break;  // all other ranks read the same slot
   }
   ++st.staged;
   group_.mine().staged.store(round + 1, std::memory_order_release);
@@ -137,7 +138,7 @@ bool StagedPath::stage_round(OpState& s) noexcept {
   return true;
 }
 
-// Each rank's prefix takes the place of its input, in that rank's own buffer.
+// Writes each rank's prefix over that rank's input, in that rank's own buffer.
 void StagedPath::scan_round(const OpState& s, Block own, std::uint64_t round) noexcept {
   for (int r = 0; r < group_.size; ++r)
     operands_.outs[static_cast<std::size_t>(r)] =
@@ -172,7 +173,8 @@ bool StagedPath::reduce_round(OpState& s) noexcept {
   }
   ++st.reduced;
   group_.mine().reduced.store(round + 1, std::memory_order_release);
-  if (!takes(s)) group_.mine().copied.store(round + 1, std::memory_order_release);  // the slots are read
+  // this rank has read the slots
+  if (!takes(s)) group_.mine().copied.store(round + 1, std::memory_order_release);
   group_.wake_all();
   return true;
 }
@@ -187,7 +189,7 @@ bool StagedPath::copy_round(OpState& s) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   for (int from = 0; from < group_.size; ++from) {
     if (!gets(s, group_.rank, from) || (sums && from == group_.rank))
-      continue;  // its own sum is in `out` already
+      continue;  // this rank's own sum is already in `out`
     const Block to = piece(s, out_block(s, from, group_.size), from, round);
     const std::byte* source = is_scan(s.op) ? slot(s, group_.rank, from, round)
                               : sums        ? sum_slot(s, from, round)
@@ -212,7 +214,8 @@ Step StagedPath::step(OpState& s) noexcept {
   if (st.copied < st.rounds || st.reduced < st.rounds || st.staged < st.rounds)
     return moved ? Step::advanced : Step::pending;
   if (s.op == Op::exscan && group_.rank == 0) fill_identity(s.dtype, s.reduce.kind, s.out, s.out_count);
-  // Rounds that this rank took no part in count as done: the counters of all ranks then agree in later calls.
+  // Rounds in which this rank took no part count as done, so that the counters of all ranks are equal in
+  // later calls.
   RankBlock& block = group_.mine();
   const std::uint64_t level = st.base + st.rounds;
   for (auto* counter : {&block.staged, &block.reduced, &block.copied})

@@ -1,13 +1,14 @@
 // The staged path, for memory that only its owner can reach: data goes through buffers of the group, in
 // rounds.
 //
-// A round moves one part of each block. Where `in` has a block per rank, or each rank owns a slice of the
-// sum, a rank stages the part for each peer into a slot of its own; otherwise all peers read the same slot.
-// A moving operation is over when the peer has copied its slot. In a reduction the owner combines the slots
-// with its own part; in all_reduce and reduce it then writes the sum back into one of the slots, and the
-// ranks that want it copy the sums out; in a scan it writes each rank's prefix over that rank's slot. So an
-// all_reduce of two ranks copies half of the message in and half of it out. Three counters per rank, which
-// only grow, say how many rounds it has staged, reduced and copied; kRounds rounds are under way at once.
+// A round moves one part of each block. If `in` has a block per rank, or each rank owns a slice of the sum, a
+// rank stages the part for each peer into a separate slot; otherwise all peers read the same slot. A moving
+// operation is over when the peers have copied their slots. In a reduction the owner of a slice combines the
+// slots with its own part. In all_reduce and reduce it then writes the sum back into one of the slots, and
+// the ranks that need the sums copy them out; in a scan it writes each rank's prefix over that rank's slot.
+// So an all_reduce of two ranks copies half of the message in and half of it out. Each rank has three
+// counters, which only grow: the numbers of rounds that it has staged, reduced and copied. At most kRounds
+// rounds are in flight.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +23,7 @@ class StagedPath {
  public:
   StagedPath(const Group& group, Arrivals& arrivals, Operands& operands)
       : group_(group), arrivals_(arrivals), operands_(operands) {}
-  /// Failed: the blocks that a rank has published are damaged.
+  /// Returns `failed` if the blocks that a rank has published are damaged.
   Step plan(OpState& s) noexcept;
   Step step(OpState& s) noexcept;
   bool missing(const OpState& s, int r) const noexcept {
@@ -47,7 +48,7 @@ class StagedPath {
   const Group& group_;
   Arrivals& arrivals_;
   Operands& operands_;
-  std::uint64_t rounds_ = 0;  // of staging, over the group's life
+  std::uint64_t rounds_ = 0;  // the number of staging rounds since the group was made
 };
 
 }  // namespace weft::shm

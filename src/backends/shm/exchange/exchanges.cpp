@@ -14,12 +14,14 @@ namespace weft::shm {
 namespace {
 
 constexpr int kLooks = 32;
-// After so many polls that moved nothing the parts that wait for others are set aside. Fewer than a rank
-// makes before it sleeps. A part that is added from its slot is copied once less.
+// After so many polls without progress, parts that wait for other parts are set aside. The number is smaller
+// than the number of polls before a rank sleeps. (A part that is added directly from its slot needs one copy
+// less.)
 constexpr int kHeldPolls = 128;
-// After more bytes than these the owner first polls everything else.
+// After more bytes than this the owner first polls all other calls.
 constexpr std::int64_t kFewForALook = 32 << 10;
-constexpr std::int64_t kKernelAtOnce = std::int64_t{4} << 20;  // of one system call: each costs 2 us
+// bytes of one system call; each call costs 2 us
+constexpr std::int64_t kKernelAtOnce = std::int64_t{4} << 20;
 
 }  // namespace
 
@@ -42,12 +44,12 @@ void Exchanges::fail(const OpState& s, const Error& e) noexcept {
                    .op = s.op,
                    .call = s.call,
                    .ranks = {e.ranks().begin(), e.ranks().end()}});
-  } catch (...) {  // out of memory: then without words
+  } catch (...) {  // out of memory: there is no text then
     raise(group_, {.code = e.code(), .text = {}, .op = s.op, .call = s.call, .ranks = {}});
   }
 }
 
-// Makes a new Flight. Its ends are known from then on.
+// Makes a new Flight, with its ends of the rings.
 void Exchanges::add_flight(Planned& planned) {
   planned.flights.reserve(planned.flights.size() + 1);
   planned.spare.reserve(planned.flights.size() + 1);
@@ -79,7 +81,7 @@ Flight& Exchanges::begin(OpState& s) {
   return f;
 }
 
-// Runs body(). False: the group has failed; the failures of body() are its failures.
+// Runs body(); if it throws, the group fails with that error. Returns false if the group has failed.
 template <class Body>
 bool Exchanges::guarded(const OpState& s, const Body& body) noexcept {
   try {
@@ -105,7 +107,7 @@ void Exchanges::post(OpState& s) noexcept {
   });
 }
 
-// The next steps, without waiting. True: something moved.
+// Takes the next steps, without waiting. Returns true if something moved.
 bool Exchanges::step(Flight& f) {
   Planned& p = f.planned;
   bool moved = false;
@@ -123,8 +125,8 @@ bool Exchanges::step(Flight& f) {
 Step Exchanges::poll(OpState& s) noexcept {
   Flight* const f = flight_of(s);
   if (f == nullptr) return Step::failed;
-  // The first poll() looks several times without a pause: most exchanges end here. A peer that copies
-  // meanwhile may share this core, so each later poll() looks once.
+  // The first poll() looks several times without a pause, because most exchanges end here. A peer that copies
+  // meanwhile may share this core, so each later poll() looks only once.
   if (group_.oversubscribed || active_.size() > 1) f->looks = std::min(f->looks, 0);
   bool moved = false;
   const bool well = guarded(s, [&] {
@@ -132,7 +134,7 @@ Step Exchanges::poll(OpState& s) noexcept {
       if (step(*f)) {
         moved = true;
         wake();
-        if (f->planned.came_bytes > kFewForALook) break;  // the owner polls everything else first
+        if (f->planned.came_bytes > kFewForALook) break;  // the owner first polls all other calls
       } else if (f->looks > 0) {
         --f->looks;
       } else {
@@ -153,7 +155,7 @@ Step Exchanges::poll(OpState& s) noexcept {
 
 void Exchanges::end(Flight& f) noexcept {
   std::erase(active_, &f);
-  f.planned.spare.push_back(&f);  // has room: see begin()
+  f.planned.spare.push_back(&f);  // there is room, see begin()
 }
 
 void Exchanges::touch(RingEnd& end) {
@@ -172,7 +174,7 @@ void Exchanges::take(RingEnd& from) {
   touch(from);
 }
 
-// Wakes the ranks that sleep and may wait for what was published since the last time.
+// Wakes the ranks that sleep and may wait for data that was published since the last call.
 void Exchanges::wake() noexcept {
   if (touched_.empty()) return;
   full_fence();
@@ -183,7 +185,7 @@ void Exchanges::wake() noexcept {
   touched_.clear();
 }
 
-// Whether the next slot is there. Memory that is not mapped yet may hold it.
+// Returns whether the next slot may have arrived. It may also lie in memory that is not mapped yet.
 bool Exchanges::has_slot(const RingEnd& end) const noexcept {
   return end.ring == nullptr
              ? group_.control.ring(end.rank, group_.rank).load(std::memory_order_seq_cst) != 0
@@ -217,7 +219,7 @@ std::vector<int> Exchanges::awaited() const {
   return each_once(std::move(ranks));
 }
 
-// An exchange that waits for its turn waits for the ranks that the exchanges before it wait for.
+// An exchange that waits for its turn waits for the ranks for which the exchanges before it wait.
 std::vector<int> Exchanges::awaited(const OpState& s) const {
   const Flight* const f = flight_of(s);
   std::vector<int> ranks;

@@ -1,6 +1,6 @@
-// Exchanges between ranks that share memory. The sender packs the bytes for a rank into slots of a ring. If
-// they are many and the receiver reaches the sender's memory, the receiver copies them itself, from their
-// place in that memory to their place in its own. The owner of the group uses it.
+// Exchanges between ranks that share memory. The sender packs the bytes for a rank into slots of a ring. But
+// if there are many bytes and the receiver reaches the sender's memory, the receiver copies them itself, from
+// their place in the sender's memory to their place in its own memory. Only the owner of the group uses it.
 #pragma once
 
 #include <array>
@@ -18,9 +18,10 @@
 
 namespace weft::shm {
 
-inline constexpr int kSlotsAtOnce = 8;  ///< filled, or emptied, by one step
+inline constexpr int kSlotsAtOnce = 8;  ///< slots that one step fills, or empties
 
-/// Walks through packed bytes, a slot at a time: both sides cut them alike, between elements.
+/// Walks through packed bytes, a slot at a time. Both sides cut the bytes at the same places, between
+/// elements.
 struct Cursor {
   std::size_t box = 0;
   std::int64_t element = 0;
@@ -42,24 +43,27 @@ struct Cursor {
 
 /// One side of a ring, on this rank.
 struct RingEnd {
-  Ring* ring = nullptr;       ///< null: not made, or not found, yet
-  int rank = 0;               ///< the other one
-  bool touched = false;       ///< published something since the last look for sleepers
-  bool mapped = false;        ///< sender: the receiver reaches it, also after this rank has ended
-  std::uint16_t timings = 0;  ///< sender: that it has asked for
-  std::uint64_t next = 0;     ///< slots filled, or emptied
-  std::uint64_t tickets = 0;  ///< exchanges that have a part to send, or to receive
-  std::uint64_t turn = 0;     ///< the one that may now
-  std::uint64_t room_to = kExchangeSlots;  ///< sender: slots that were known to be free
-  std::array<std::uint64_t, 3> sent{};     ///< sender: exchanges, by what their slots held
+  Ring* ring = nullptr;  ///< null: the ring is not made, or not found, yet
+  int rank = 0;          ///< the other rank
+  bool touched = false;  ///< data was published since the last look for sleepers
+  /// sender: the receiver has mapped the ring, so it reaches the ring even after this rank has ended
+  bool mapped = false;
+  std::uint16_t timings = 0;  ///< sender: the number of measurements that it has requested
+  std::uint64_t next = 0;     ///< the number of slots filled, or emptied
+  std::uint64_t tickets = 0;  ///< the number of exchanges with a part to send, or to receive
+  std::uint64_t turn = 0;     ///< the number of the exchange whose turn it is
+  /// sender: the number of the first slot that is not known to be free
+  std::uint64_t room_to = kExchangeSlots;
+  std::array<std::uint64_t, 3> sent{};  ///< sender: the number of exchanges, by Holds
   std::array<std::uint64_t, kExchangeSlots> forms{},
-      boxes_ids{};  ///< sender: what the slots' texts and boxes are of
+      boxes_ids{};  ///< sender: the numbers of the boxes whose texts and boxes are in the slots
 };
 
-/// Memory that begins at a cache line. (No Tensor: a group whose thread is stuck ends after its Context.)
+/// Memory that begins at a cache line. (It is not a Tensor, because a group whose thread is stuck ends after
+/// its Context.)
 class Room {
  public:
-  /// `bytes` of any content, where it is empty. Throws bad_alloc.
+  /// Allocates `bytes` uninitialised bytes, unless there is memory already. Throws bad_alloc.
   void make(std::int64_t bytes) {
     if (!memory_) memory_.reset(new (std::align_val_t(kLine)) std::byte[static_cast<std::size_t>(bytes)]);
   }
@@ -83,19 +87,19 @@ struct Flight {
     Cursor cursor{};
     Phase phase = Phase::queued;
     Way way = Way::gathered;
-    std::uint16_t timing = 0;  // not 0: it is measured
+    std::uint16_t timing = 0;  // not 0: this exchange is measured
   };
   struct In {
     RingEnd* end = nullptr;
     std::uint64_t ticket = 0;
     Cursor cursor{};
     std::int64_t read = 0;  // bytes that the kernel has copied
-    std::uint64_t ns = 0;   // it took to copy, where that is measured
+    std::uint64_t ns = 0;   // the time that the copy took, if it is measured
     Phase phase = Phase::queued;
     Unpacking unpacking = Unpacking::plain;
     Holds holds = Holds::packed;
     bool unpacking_timed = false, trial = false;
-    bool held = false;  // kind add: its slot stays until it is added, or set aside
+    bool held = false;  // kind add: the slot stays until its bytes are added, or set aside
   };
   explicit Flight(Planned& p) : planned(p), outs(p.to.size()), ins(p.from.size()) {}
 
@@ -107,28 +111,31 @@ struct Flight {
   std::vector<In> ins;
   std::size_t left = 0, there = 0;
   bool added = false;
-  int looks = 0;    // left of those that are made without a pause; then less than 0: polls that moved nothing
-  Room came, sums;  // kind add, and what the kernel reads for short runs; kept for the next
+  // the number of looks that are left without a pause; later negative: counts polls without progress
+  int looks = 0;
+  // for kind add, and for bytes that the kernel reads for short runs; kept for the next exchange
+  Room came, sums;
 };
 
 class Exchanges {
  public:
-  /// `memory`: of the pairs; it outlives this.
+  /// `memory`: the memory of the pairs, which must outlive this object.
   Exchanges(const Group& group, PairMemory& memory);
-  /// Whether all ranks reach each other so; else exchanges are made of messages. Alike on all ranks.
+  /// Whether all ranks reach each other in this way; otherwise exchanges are made of messages. Equal on all
+  /// ranks.
   bool usable() const noexcept { return memory_.usable(); }
 
   std::unique_ptr<PlannedExchange> plan(const ExchangePlan& plan) const;
   void post(OpState& s) noexcept;
   Step poll(OpState& s) noexcept;
-  /// Maps memory that other ranks have made for exchanges with this one: they wait for that.
+  /// Maps memory that other ranks have made for exchanges with this rank, because they wait for that.
   void find_rings() noexcept;
-  /// The ranks that this one waits for in that exchange; in all of them.
+  /// The ranks for which this rank waits in an exchange; in all exchanges.
   std::vector<int> awaited(const OpState& s) const;
   std::vector<int> awaited() const;
   std::string story(const OpState& s, std::span<const int> late) const;
 
-  /// For tests: how many sends went to a rank so far, by Holds.
+  /// For tests: the number of sends to a rank so far, by Holds.
   std::array<std::uint64_t, 3> sent_to(int rank) { return to(rank).sent; }
 
  private:
@@ -137,7 +144,7 @@ class Exchanges {
   using In = Flight::In;
   using Move = Traffic::Move;
   class Inside;
-  struct GroupFailed {};  // thrown where the group has failed meanwhile
+  struct GroupFailed {};  // thrown if the group has failed meanwhile
 
   static Flight*& flight_of(OpState& s) noexcept { return *reinterpret_cast<Flight**>(s.scratch.data()); }
   static const Flight* flight_of(const OpState& s) noexcept {
@@ -218,8 +225,9 @@ class Exchanges {
   const Group& group_;
   PairMemory& memory_;
   PeerMemory peer_memory_;
-  std::array<std::vector<std::unique_ptr<RingEnd>>, 2> ends_;  // to, from; null: no exchange with that rank
-  std::vector<Flight*> active_;                                // the oldest first
+  // ends for sending, and for receiving; null: there was no exchange with that rank
+  std::array<std::vector<std::unique_ptr<RingEnd>>, 2> ends_;
+  std::vector<Flight*> active_;  // the oldest first
   std::vector<RingEnd*> touched_;
   std::uint64_t boxes_ids_ = 0;
 };

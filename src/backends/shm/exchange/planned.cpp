@@ -8,7 +8,7 @@
 namespace weft::shm {
 namespace {
 
-// Where few bytes go as few runs: each run, in the order of the packed bytes.
+// If there are few bytes in few runs, lists each run, in the order of the packed bytes.
 void find_moves(Traffic& t) {
   constexpr std::int64_t kMostMoves = 128;
   if (t.bytes > kFewBytes || t.side->runs > kMostMoves) return;
@@ -17,7 +17,7 @@ void find_moves(Traffic& t) {
     add_pieces(b.counts, b.steps, b.list, b.element, b.field, b.offset, pieces);
   std::int64_t at = 0;
   for (const Piece& p : pieces)
-    for (std::int64_t done = 0; done < p.bytes;) {  // cut where the slot's first line ends
+    for (std::int64_t done = 0; done < p.bytes;) {  // a run is cut at the end of the slot's first line
       const std::int64_t some =
           at < kBesideBytes ? std::min(p.bytes - done, kBesideBytes - at) : p.bytes - done;
       t.moves.push_back({static_cast<std::uint32_t>(p.field), static_cast<std::uint32_t>(some),
@@ -42,7 +42,7 @@ Planned::Planned(const ExchangePlan& plan, int rank) : program(plan, rank) {
     find_moves(t);
     std::size_t numbers = 0;
     for (const ExchangeProgram::Box& b : side.boxes) numbers += 2 + static_cast<std::size_t>(b.counts.rank());
-    // A slot has no room for lists: such boxes go packed.
+    // A slot has no room for lists, so boxes with lists are packed.
     const bool listed =
         std::any_of(side.boxes.begin(), side.boxes.end(), [](const auto& b) { return b.list != nullptr; });
     t.nameable =

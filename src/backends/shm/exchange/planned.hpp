@@ -1,5 +1,5 @@
-// An exchange as shm carries it out: the program of a plan, with the measurements made of each neighbour.
-// The owner of the group uses it.
+// An exchange in the form for shm: the program of a plan, and the measurements for each neighbour. Only the
+// owner of the group uses it.
 #pragma once
 
 #include <array>
@@ -19,15 +19,15 @@ namespace weft::shm {
 
 struct Flight;
 
-/// The traffic in one direction with one rank.
+/// The bytes that go to one rank, or come from it.
 struct Traffic {
   /// A run of bytes in this rank's memory, at its place in the packed bytes.
   struct Move {
     std::uint32_t field, bytes, at;
     std::int64_t offset;
   };
-  /// A copy from the other rank's memory: a box with the steps of both ranks. `to`: in this rank's field,
-  /// or in its sums.
+  /// A copy from the other rank's memory: a box with the steps of both ranks. `to`: the place in this rank's
+  /// field, or in its sums.
   struct Joint {
     std::size_t field;
     Loops loops;
@@ -46,30 +46,30 @@ struct Traffic {
   int peer;
   std::int64_t bytes;
   std::uint64_t form;
-  std::int64_t at = 0;  ///< receiving: where it begins in the memory for all that comes
-  /// A slot has room for its fields and boxes, and there are more bytes than are packed in any case.
+  std::int64_t at = 0;  ///< if received: its place in the memory for all received bytes
+  /// Whether a slot has room for its fields and boxes, and there are more bytes than are always packed.
   bool nameable = false;
-  /// The runs are too short for a system call to pay.
+  /// Whether the runs are so short that a system call takes longer.
   bool short_runs;
-  /// The runs are so short that packing may pay also where the receiver reaches the memory.
+  /// Whether the runs are so short that packing may be faster even if the receiver reaches the memory.
   bool scattered = false;
-  /// All the runs, if there are few bytes in few runs: the loops of boxes would take longer than these
-  /// copies. The first `moves_beside` of them lie in a slot's first line. Empty: there are more.
+  /// All runs, if there are few bytes in few runs: the loops over boxes would take longer than these copies.
+  /// The first `moves_beside` of them lie in a slot's first line. Empty if there are more.
   std::vector<Move> moves{};
   std::size_t moves_beside = 0;
-  std::uint32_t move_bytes = 0;  ///< of each of them; 0: they differ
+  std::uint32_t move_bytes = 0;  ///< the bytes of each run; 0: they differ
 
-  // Sending: the way that the bytes take where more than one is possible, and the measurement of it that is
-  // under way.
+  // If sent: the way that the bytes take if several are possible, and the measurement of it in progress.
   struct Measured {
     Ways ways{};
     Way way = Way::gathered;
-    std::uint16_t timing = 0;     // 0: nothing
-    std::uint64_t last_slot = 0;  // of the exchange that is measured; 0: not yet sent
-    std::uint64_t ns = 0;         // that the sender took to pack
+    std::uint16_t timing = 0;     // 0: nothing is measured
+    std::uint64_t last_slot = 0;  // the last slot of the measured exchange; 0: not sent yet
+    std::uint64_t ns = 0;         // the time that the sender took to pack
   };
   Measured measured{};
-  // Sending: where the fields of that number (ExchangeCall::memory) lay, in memory that the receiver maps.
+  // If sent: the places of the fields with that number (ExchangeCall::memory), in memory that the receiver
+  // maps.
   struct Placed {
     std::uint64_t memory = 0;  // 0: none
     Arena::Version arena{};
@@ -77,20 +77,22 @@ struct Traffic {
     std::array<Buffer, kMostPlaces> places{};
   };
   Placed placed{};
-  std::array<std::uint64_t, 4> copyable{};  // fields, by number, of whose memory the kernel let others read
+  // a bit for each field whose memory the kernel lets other processes read
+  std::array<std::uint64_t, 4> copyable{};
 
-  // Receiving. If many packed bytes arrive: the loops of each box around the caches, whether they are
-  // quicker, and how often bytes arrived.
+  // If received, for many packed bytes: the loops of each box that write past the caches, whether they are
+  // faster, and how often bytes have arrived.
   std::vector<Loops> streamed{};
   Unpackings unpackings{};
   std::uint64_t came = 0;
-  // Receiving from the memory of the other rank: the copies, worked out from its boxes when those had that
+  // If received from the memory of the other rank: the copies, computed from its boxes when these had that
   // number.
   std::uint64_t joint_id = 0, pieces_id = 0;
   std::vector<Joint> joint{};
-  std::vector<Run> joint_runs{};                     // the same, where each is one run
-  std::vector<ExchangeProgram::Span> joint_spans{};  // of each field: the bytes that are read there
-  std::vector<Piece> there{}, here{};                // for the kernel
+  std::vector<Run> joint_runs{};  // the copies if each of them is one run
+  // for each field: the bytes that are read from the other rank's field
+  std::vector<ExchangeProgram::Span> joint_spans{};
+  std::vector<Piece> there{}, here{};  // the runs for copies by the kernel
 };
 
 struct Planned final : PlannedExchange {
@@ -98,11 +100,12 @@ struct Planned final : PlannedExchange {
   ~Planned() override;
 
   const ExchangeProgram program;
-  std::vector<Traffic> to, from;                 ///< as program.sends, program.receives
-  std::uint64_t boxes_id = 0;                    ///< of `to`, for the receivers; 0: not numbered yet
-  std::int64_t came_bytes = 0;                   ///< of memory for all that comes
-  std::vector<std::unique_ptr<Flight>> flights;  ///< all that were ever made
-  std::vector<Flight*> spare;                    ///< those of them that no call uses
+  std::vector<Traffic> to, from;  ///< parallel to program.sends and program.receives
+  /// the number of the boxes of `to`, for the receivers; 0: not numbered yet
+  std::uint64_t boxes_id = 0;
+  std::int64_t came_bytes = 0;                   ///< the size of memory for all received bytes
+  std::vector<std::unique_ptr<Flight>> flights;  ///< all Flights that were ever made
+  std::vector<Flight*> spare;                    ///< the Flights that no call uses
 };
 
 }  // namespace weft::shm

@@ -19,7 +19,7 @@ namespace {
 // Bytes that one step copies from a peer's memory.
 constexpr auto kMostInPlace = static_cast<std::int64_t>(kChunkBytes);
 
-// A function of its own, so that the path of each exchange has no texts in it.
+// A separate function, so that the code of each exchange contains no texts.
 [[noreturn, gnu::cold, gnu::noinline]] void raise_boxes_id(int rank) {
   throw Error(damaged(rank, "the number of a slot's boxes", 0, "1 or more"));
 }
@@ -27,7 +27,7 @@ constexpr auto kMostInPlace = static_cast<std::int64_t>(kChunkBytes);
   throw Error(damaged(rank, "what a slot holds", static_cast<int>(holds), packed_alone ? "0" : "0 to 2"));
 }
 
-// The number that a slot gives its boxes.
+// Returns the number that a slot gives its boxes.
 std::uint64_t boxes_id_of(const Slot& slot, const Traffic& t) {
   const std::uint64_t id = read_once(slot.boxes_id);
   if (id == 0) [[unlikely]]
@@ -35,13 +35,13 @@ std::uint64_t boxes_id_of(const Slot& slot, const Traffic& t) {
   return id;
 }
 
-// Reads the boxes of a slot, one after the other: where they lie in the sender's memory.
+// Reads the boxes of a slot, one after the other, with their places in the sender's memory.
 class Boxes {
  public:
   struct There {
     std::int64_t offset = 0;
     std::array<std::int64_t, Dims::kMaxDims> steps{};
-    ExchangeProgram::Span span{};  // the bytes of it, from where the field begins
+    ExchangeProgram::Span span{};  // the bytes of the box, from the beginning of the field
   };
   Boxes(const Slot& slot, const Traffic& t) : slot_(slot), rank_(t.peer) {}
 
@@ -79,7 +79,7 @@ class Boxes {
 
 }  // namespace
 
-// The memory that the other rank has made. False: there is none yet.
+// Finds the memory that the other rank has made. Returns false if there is none yet.
 bool Exchanges::find_ring(RingEnd& end) {
   const std::uint64_t place = group_.control.ring(end.rank, group_.rank).load(std::memory_order_seq_cst);
   if (place == 0) return false;
@@ -125,7 +125,8 @@ bool Exchanges::receive(Flight& f, In& in, Traffic& t) {
   for (int emptied = 0; emptied < kSlotsAtOnce; ++emptied) {
     const Slot& slot = end.ring->slots[end.next % kExchangeSlots];
     if (slot.sequence.load(std::memory_order_seq_cst) != end.next + 1) return emptied > 0;
-    if (t.bytes <= kFewBytes)  // one after another they would be waited for one after another
+    // prefetched together, because otherwise this rank would wait for one after the other
+    if (t.bytes <= kFewBytes)
       for (std::int64_t line = 0; line < t.bytes - kBesideBytes; line += 64)
         __builtin_prefetch(slot.apart + line);
     const Holds holds = read_once(slot.holds);
@@ -134,7 +135,7 @@ bool Exchanges::receive(Flight& f, In& in, Traffic& t) {
     RingEnd& back = to(end.rank);
     back.room_to = std::max(back.room_to, sound_taken(back, read_once(slot.taken)) + kExchangeSlots);
     if (t.bytes > kPackedBytes && holds != Holds::in_place)
-      group_.map_news(t.peer);  // so that the next one may be in place
+      group_.map_news(t.peer);  // so that the next exchange may be in place
     if (adds && (holds == Holds::in_place || (holds == Holds::packed && t.bytes <= kPackedBytes))) {
       in.held = true;
       in.holds = holds;
@@ -164,7 +165,8 @@ bool Exchanges::receive(Flight& f, In& in, Traffic& t) {
   return true;
 }
 
-// Chooses for an exchange that arrives packed; not for the first ones, in which the sender tries its ways.
+// Chooses how to unpack an exchange that arrives packed; not for the first exchanges, in which the sender
+// tries its ways.
 void Exchanges::choose_unpacking(In& in, Traffic& t) {
   if (t.came++ < (kWays + 1) * Ways::kTries) return;
   constexpr std::array kBoth{Unpacking::plain, Unpacking::streamed};
@@ -174,8 +176,8 @@ void Exchanges::choose_unpacking(In& in, Traffic& t) {
   in.trial = next.way != t.unpackings.best(kBoth);
 }
 
-// Gives the sender the time that it has asked for; not the time of a trial, which says nothing about the
-// sender's way.
+// Reports to the sender the time that it has requested, but not the time of this rank's own trial, which says
+// nothing about the sender's way.
 void Exchanges::end_timing(const In& in, Traffic& t, std::uint16_t timing) {
   if (timing != 0 && !in.trial)
     in.end->ring->took[timing % kTimings].store(Took::word(in.end->next + 1, in.ns),
@@ -183,11 +185,12 @@ void Exchanges::end_timing(const In& in, Traffic& t, std::uint16_t timing) {
   if (in.unpacking_timed) t.unpackings.took(in.unpacking, in.ns);
 }
 
-// Copies the bytes that the slot holds, or names, to their place here. False: there are more of them.
+// Copies the bytes that the slot holds, or names, to their place on this rank. Returns false if there are
+// more of them.
 bool Exchanges::copy_slot(Flight& f, In& in, Traffic& t, const Slot& slot, Holds holds) {
   if (holds == Holds::in_place) return copy_in_place(f, in, t, slot);
   if (holds == Holds::by_kernel) return read(f, in, t, slot);
-  if (f.planned.program.adds) {  // it takes several slots: it is kept until all is there
+  if (f.planned.program.adds) {  // the bytes need several slots, so they are kept until all have arrived
     make_room(f);
     in.cursor.slot(
         *t.side, [&](const ExchangeProgram::Box& b, std::int64_t first, std::int64_t count, std::int64_t at) {
@@ -218,8 +221,8 @@ void Exchanges::unpack(const Flight& f, In& in, const Traffic& t, const Slot& sl
   if (in.unpacking == Unpacking::streamed) stream_fence();
 }
 
-// While an Inside lives, this rank reads the memory of others. A group that has failed gives that memory
-// other pages only afterwards.
+// While an Inside exists, this rank reads the memory of other ranks. A failed group gives that memory other
+// pages only after that.
 class Exchanges::Inside {
  public:
   Inside(const Group& group, const Flight& f) : group_(group) {
@@ -231,7 +234,7 @@ class Exchanges::Inside {
   }
   Inside(const Inside&) = delete;
   Inside& operator=(const Inside&) = delete;
-  /// Throws if the group has failed meanwhile: what was read may be other memory.
+  /// Throws if the group has failed meanwhile, because this rank may then have read other memory.
   void leave() {
     left_ = true;
     if (!group_.leave()) throw GroupFailed{};
@@ -279,8 +282,9 @@ bool Exchanges::copy_in_place(Flight& f, In& in, Traffic& t, const Slot& slot) {
 // Makes memory for the packed bytes that all ranks send.
 void Exchanges::make_room(Flight& f) { f.came.make(f.planned.came_bytes); }
 
-// Copies through the kernel: in one go for each field, to its place, or to packed bytes if sums are made of
-// them or runs are short here. False: there are more bytes, and the caller first checks for other work.
+// Copies through the kernel, directly to the places of the fields; or to packed bytes if they are added, or
+// if runs are short on this rank. Returns false if there are more bytes; the caller then first checks for
+// other work.
 bool Exchanges::read(Flight& f, In& in, Traffic& t, const Slot& slot) {
   const ExchangeProgram& program = f.planned.program;
   if (const std::uint64_t id = boxes_id_of(slot, t); t.pieces_id != id) {
@@ -319,10 +323,10 @@ bool Exchanges::read(Flight& f, In& in, Traffic& t, const Slot& slot) {
   return true;
 }
 
-// Where a field of the sender begins here.
+// Returns the address, in this process, of a field of the sender.
 const std::byte* Exchanges::place_of(const Slot& slot, const Traffic& t, std::size_t field) const {
   const auto [low, high] = t.joint_spans[field];
-  if (low >= high) return nullptr;  // there is nothing of it
+  if (low >= high) return nullptr;  // the field has no bytes to copy
   const Buffer b{read_once(slot.places[field].kind), read_once(slot.places[field].segment),
                  read_once(slot.places[field].offset)};
   if (b.kind == Buffer::pointer && group_.one_process) return reinterpret_cast<const std::byte*>(b.offset);
@@ -338,7 +342,7 @@ const std::byte* Exchanges::place_of(const Slot& slot, const Traffic& t, std::si
   return first - low;
 }
 
-// The copies from the sender's memory to this rank's: each box with the steps of both.
+// Finds the copies from the sender's memory to this rank's memory: each box with the steps of both ranks.
 void Exchanges::find_joint(const Flight& f, const Slot& slot, Traffic& t) const {
   const std::uint64_t id = boxes_id_of(slot, t);
   if (t.joint_id == id) return;
@@ -368,8 +372,8 @@ void Exchanges::find_joint(const Flight& f, const Slot& slot, Traffic& t) const 
   t.joint_id = id;
 }
 
-// Parts that wait in their slots for those of other ranks are copied out: their senders may have to be done
-// before the others begin. True: something was copied.
+// Copies out parts that wait in their slots for the parts of other ranks, because their senders may have to
+// finish before the other ranks begin. Returns true if something was copied.
 bool Exchanges::set_aside(Flight& f) {
   bool moved = false;
   for (std::size_t i = 0; i < f.ins.size(); ++i) {
@@ -390,7 +394,7 @@ bool Exchanges::set_aside(Flight& f) {
   return moved;
 }
 
-// Copies elements from the sender's memory to packed bytes. False: there are more of them.
+// Copies elements from the sender's memory to packed bytes. Returns false if there are more elements.
 bool Exchanges::pack_there(Flight& f, In& in, Traffic& t, const Slot& slot) {
   find_joint(f, slot, t);
   Inside inside(group_, f);

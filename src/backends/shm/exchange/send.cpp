@@ -12,10 +12,10 @@
 namespace weft::shm {
 namespace {
 
-// Writes packed bytes in their order. Where it gathers, it collects short runs in the first cache and
-// writes them in long pieces: if it wrote line by line, each store would first take its line away from the
-// receiver's cache; memcpy writes a long piece by the processor's own instruction for strings, which does
-// not wait for that.
+// Writes packed bytes in their order. If it gathers, it collects short runs in the first-level cache, and
+// writes them in long pieces. If it wrote line by line, each store would first fetch its line from the
+// receiver's cache; memcpy writes a long piece by the processor's string instruction, which does not wait for
+// that.
 class Packer {
  public:
   using Box = ExchangeProgram::Box;
@@ -24,7 +24,7 @@ class Packer {
   Packer(const Packer&) = delete;
   Packer& operator=(const Packer&) = delete;
 
-  /// Elements first … first + count of a box that begins at `from`.
+  /// Adds the elements [first, first + count) of the box; the memory of the box begins at `from`.
   void add(const Box& box, std::int64_t first, std::int64_t count, const std::byte* from) noexcept {
     const std::int64_t size = box.element;
     if (box.loops.one_piece() > 0 && count * size >= kPiece / 2) {
@@ -75,7 +75,7 @@ class Packer {
 
 }  // namespace
 
-// The memory of this pair, at its first exchange.
+// Makes the memory of this pair, at its first exchange.
 void Exchanges::open(RingEnd& end) {
   auto* const ring = reinterpret_cast<Ring*>(memory_.make(end.rank, sizeof(Ring)));
   ring->clear();
@@ -91,7 +91,8 @@ bool Exchanges::is_mapped(RingEnd& end) noexcept {
   return end.mapped;
 }
 
-// `taken`: how many slots, filled by this rank, the other rank has reported as emptied.
+// Checks `taken`, the number of slots that were filled by this rank and that the other rank has reported as
+// emptied.
 std::uint64_t Exchanges::sound_taken(const RingEnd& end, std::uint64_t taken) const {
   if (taken <= end.next) [[likely]]
     return taken;
@@ -128,14 +129,15 @@ bool Exchanges::send(Flight& f, Out& o, Traffic& t) {
     end_turn(o, t, Holds::packed);
     if (is_mapped(end)) [[likely]]
       return end_of(f, o);
-    o.until = 0;  // this rank may end when it is done, and then nobody can map its memory any more
+    // this rank may end when the exchange is done, and then its memory cannot be mapped any more
+    o.until = 0;
     o.phase = Phase::awaiting;
     return true;
   }
   return true;
 }
 
-// All slots are filled.
+// To be called when all slots are filled.
 void Exchanges::end_turn(Out& o, Traffic& t, Holds holds) {
   ++o.end->turn;
   ++o.end->sent[static_cast<std::size_t>(holds)];
@@ -174,13 +176,14 @@ void Exchanges::pack(Flight& f, Out& o, Traffic& t) {
     begin_slot(end, t, Holds::packed, o.timing);
   }
   publish(end);
-  // The next exchange is often like this one, and the reader has its lines in its cache. If there are more
-  // lines, it is better to take them one by one: 8 KiB are sent in 0.47 us so, and in 0.60 with prefetches.
+  // Prefetches the lines of the next slot: the next exchange is often like this one, and the reader has these
+  // lines in its cache. If there are more lines, prefetches do not help: 8 KiB are sent in 0.47 us without
+  // them, and in 0.60 us with them.
   if (t.bytes <= kPrefetched)
     prefetch_to_write(&end.ring->slots[end.next % kExchangeSlots], t.bytes + kBesideBytes);
 }
 
-// The slot's first line, which is polled, is written last.
+// The slot's first line is written last, because the receiver polls it.
 void Exchanges::pack_few(const Flight& f, Slot& slot, RingEnd& end, const Traffic& t) {
   if (t.moves.empty()) {
     std::array<std::byte, kFewBytes> few;
@@ -209,7 +212,7 @@ void Exchanges::pack_many(const Flight& f, Slot& slot, Out& o, const Traffic& t)
                 });
 }
 
-// Names the memory of the fields in the next slot. False: they go packed.
+// Names the memory of the fields in the next slot. Returns false if they must be packed.
 bool Exchanges::name_places(Flight& f, Out& o, Traffic& t) {
   const std::array<Buffer, kMostPlaces>* const places = find_places(f, o, t);
   if (places == nullptr) return false;
@@ -229,13 +232,13 @@ bool Exchanges::name_places(Flight& f, Out& o, Traffic& t) {
   for (std::size_t i = 0; i < p.program.fields.size(); ++i)
     if (std::memcmp(&slot.places[i], &(*places)[i], sizeof(Buffer)) != 0) slot.places[i] = (*places)[i];
   publish(end);
-  // The next head, which the receiver has in its cache.
+  // Prefetches the next head, which the receiver has in its cache.
   prefetch_to_write(&end.ring->slots[end.next % kExchangeSlots], 1);
   return true;
 }
 
-// The places where the receiver finds the fields. Null: they are packed, because the receiver does not
-// reach them, or gains nothing.
+// Returns the places at which the receiver finds the fields. Returns null if they must be packed, because the
+// receiver does not reach them, or because that would not be faster.
 const std::array<Buffer, kMostPlaces>* Exchanges::find_places(Flight& f, Out& o, Traffic& t) {
   bool in_place = false, by_kernel = false;
   if (t.nameable && (!group_.oversubscribed || t.bytes > kPackedOnSharedCores)) {
@@ -254,7 +257,8 @@ const std::array<Buffer, kMostPlaces>* Exchanges::find_places(Flight& f, Out& o,
   return o.way == Way::in_place || o.way == Way::by_kernel ? &t.placed.places : nullptr;
 }
 
-// Whether all fields lie in memory that the receiver reaches itself, and where each begins.
+// Returns whether all fields lie in memory that the receiver reaches itself; then `places` gives their
+// places.
 bool Exchanges::find_shared(const Flight& f, const Traffic& t, std::array<Buffer, kMostPlaces>& places) {
   bool shared = true;
   for (std::size_t i = 0; i < f.planned.program.fields.size(); ++i) {
@@ -267,7 +271,7 @@ bool Exchanges::find_shared(const Flight& f, const Traffic& t, std::array<Buffer
   return shared;
 }
 
-// Whether the receiver may reach the fields through the kernel, and loses no time by it; then `places`
+// Returns whether the receiver may reach the fields through the kernel, and that is not slower; then `places`
 // gives their places.
 bool Exchanges::kernel_reaches(const Flight& f, Traffic& t, std::array<Buffer, kMostPlaces>& places) {
   if (!group_.may_pull || t.bytes < kKernelBytes || t.short_runs) return false;
@@ -283,7 +287,8 @@ bool Exchanges::kernel_reaches(const Flight& f, Traffic& t, std::array<Buffer, k
   return true;
 }
 
-// The way that this exchange takes to that rank. First reads how long the last measured one took.
+// Returns the way that this exchange takes to that rank. First reads how long the last measured exchange
+// took.
 Way Exchanges::choose_way(Out& o, Traffic& t, bool in_place, bool by_kernel) {
   if (t.bytes < kMeasuredBytes || (in_place && !t.scattered)) return in_place ? Way::in_place : Way::by_runs;
   Traffic::Measured& m = t.measured;

@@ -1,4 +1,4 @@
-// The ways of bytes from one rank to another in an exchange, where more than one is possible.
+// The ways by which bytes can go from one rank to another in an exchange, if there are several.
 #pragma once
 
 #include <cstddef>
@@ -20,8 +20,8 @@ inline constexpr std::size_t kWays = 4;
 /// (docs/decisions/2026-11-25-ways-are-measured.md).
 using Ways = Quickest<Way, kWays>;
 
-/// How packed bytes get to their places.
-enum class Unpacking : std::uint8_t { plain, streamed };  ///< streamed: around the caches
+/// How packed bytes are copied to their places.
+enum class Unpacking : std::uint8_t { plain, streamed };  ///< streamed: past the caches
 using Unpackings = Quickest<Unpacking, 2>;
 
 }  // namespace weft::shm
