@@ -16,15 +16,16 @@ struct Pieces {
 };
 
 // As many pieces as there are threads. Each piece packs the other matrix again, so pieces are large. Pieces
-// of columns begin at multiples of `columns`, where a packed matrix has its panels.
-Pieces cut_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threads, std::int64_t columns) {
-  constexpr std::int64_t kLeastSize = 128, kMinProducts = std::int64_t{1} << 20, kRows = 16;
-  const bool of_rows = m >= n;
-  const std::int64_t extent = std::max(m, n), align = of_rows ? kRows : columns;
+// of columns of a packed matrix begin where it has panels, at multiples of `panel`; 0: it is not packed.
+Pieces cut_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threads, std::int64_t panel) {
+  constexpr std::int64_t kLeastSize = 128, kMinProducts = std::int64_t{1} << 20, kAlign = 16;
+  const bool of_rows = m >= n, of_panels = !of_rows && panel > 0;
+  const std::int64_t extent = std::max(m, n), align = of_panels ? panel : kAlign,
+                     least_size = of_panels ? panel : kLeastSize;
   for (auto count = std::clamp<std::int64_t>(m * n * k / kMinProducts, 1, threads);; --count) {
     const std::int64_t size = blocks_of(blocks_of(extent, count), align) * align;
     const Pieces p{of_rows, blocks_of(extent, size), size};
-    if (p.count == 1 || std::min(p.size, extent - (p.count - 1) * p.size) >= kLeastSize) return p;
+    if (p.count == 1 || std::min(p.size, extent - (p.count - 1) * p.size) >= least_size) return p;
   }
 }
 
@@ -44,7 +45,8 @@ gemm::Matrix matrix(const void* data, bool is_bf16, Stored stored, std::int64_t 
 
 // p, on all threads.
 void product(KernelContext::State& state, const gemm::Kernel& kernel, const gemm::Product& p) {
-  const Pieces pieces = cut_for_threads(p.m, p.n, p.k, state.threads, kernel.columns);
+  const Pieces pieces =
+      cut_for_threads(p.m, p.n, p.k, state.threads, p.packed_b != nullptr ? kernel.columns : 0);
   state.reserve_products(kernel, pieces.of_rows ? p.n : std::min(p.n, pieces.size), p.k);
   parallel_for(state, pieces.count, [&](std::int64_t piece, int thread) {
     gemm::Product part = p;
