@@ -44,6 +44,9 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 19. A header in a folder of a layer (src/mesh/window/plan.hpp) is private to that layer. The headers in
     src/<layer>/ itself are the layer's offer to the layers to the right of it. base and host are toolboxes:
     all of their headers are offered. INNER lists the exceptions, eight at most, with their reasons.
+20. A type in an unnamed namespace of a source of src/<layer>/ has a name that no other source of the layer
+    gives to such a type: the build compiles several sources as one unit, and which ones depends on their
+    number.
 """
 import pathlib
 import re
@@ -336,6 +339,27 @@ def unlisted_decisions(tree):
         yield f"docs/decisions/README.md:1: has a line for {name}, which is not there"
 
 
+# A type of a whole source, not one inside another type or a function.
+OWN_TYPE = re.compile(r"(?:struct|class|enum class|enum) (?:alignas\(\w+\) |\[\[\w+\]\] )?(\w+)[^;]*$")
+
+
+def types_of_two_sources(tree):
+    """Types of unnamed namespaces that two sources of a layer call alike."""
+    first = {}
+    for file in sorted((tree / "src").rglob("*.cpp")):
+        path = file.relative_to(tree)
+        unnamed = False
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if line == "namespace {":
+                unnamed = True
+            elif line == "}  // namespace":
+                unnamed = False
+            elif unnamed and (match := OWN_TYPE.match(line)):
+                other = first.setdefault((path.parts[1], match.group(1)), path)
+                if other != path:
+                    yield f"{path}:{number}: {match.group(1)} is a type of {other}, too; one unit may have both sources"
+
+
 def needless_inner(tree):
     """Lines of INNER that no source needs."""
     if not (tree / "tools/check_layers.py").exists():
@@ -349,7 +373,7 @@ def needless_inner(tree):
 
 
 def findings(tree):
-    found = list(unlisted_decisions(tree)) + list(needless_inner(tree)) + list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(without_standard(tree)) + list(lonely_files(tree))
+    found = list(unlisted_decisions(tree)) + list(needless_inner(tree)) + list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(without_standard(tree)) + list(lonely_files(tree)) + list(types_of_two_sources(tree))
     table = tree / "src/base/env.cpp"
     known = set(VARIABLE_ROW.findall(table.read_text(encoding="utf-8"))) if table.exists() else set()
     files = sorted(p for top in ("include", "src", "tests", "tools", "bench", "examples")
@@ -389,6 +413,8 @@ def self_test():
         "src/base/a.cpp": '#include "weft/base/a.hpp"\n#include "base/b.hpp"\n#include <fmt/format.h>\n',
         "src/dp/d.cpp": '  #  include "weft/backends/g.hpp"\n#include "mesh/m.hpp"\n',
         "src/nn/kernels/k.cpp": '',
+        "src/nn/o.cpp": 'namespace {\nstruct Own {\n};\n}  // namespace\nclass Public {};\n',
+        "src/nn/p.cpp": 'namespace {\nstruct Own;\n  struct Own {\n}  // namespace\nclass Public {};\n',
         "src/nn/kernels/rows/r.cpp": '',
         "src/nn/kernels/rows/s.cpp": '',
         "tests/nn/n_test.cpp": '#include "support/ranks.hpp"\n#include "weft/backends/g.hpp"\n#include <gtest/gtest.h>\n',
@@ -454,6 +480,7 @@ def self_test():
         ("src/host/getenv.cpp", 1, 'std::getenv("WEFT_KNOWN")'): "expected env::get",
         ("src/host/no_row.cpp", 2, '\nenv::is_on(\n"WEFT_OTHER")'): "no row in src/base/env.cpp",
         ("src/backends/z.cpp", 1, 'server.try_get(kKey);'): "without a deadline",
+        ("src/nn/q.cpp", 2, "namespace {\nclass Own {"): "Own is a type of src/nn/o.cpp, too",
         ("src/tp/lonely/only.cpp", 1, ""): "is alone in its folder; expected it in src/tp",
     }
     with tempfile.TemporaryDirectory() as folder:

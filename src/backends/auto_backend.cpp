@@ -37,32 +37,32 @@ std::string usable_mpi(Context& context, std::string& why) {
 }
 
 /// The message of a rank to the other ranks.
-struct BootstrapInfo {
+struct RankInfo {
   std::string mpi;     // the MPI that the rank can use, or "-"
   std::string host;    // the rank's host, and its user
   std::string socket;  // the socket of the rank's process
   std::string no_shared_memory;
 };
 
-BootstrapInfo read_info(const std::string& text) {
+RankInfo read_info(const std::string& text) {
   TextIn words(text);
-  BootstrapInfo info;
+  RankInfo info;
   words >> info.mpi >> info.host >> info.socket >> std::ws;
   std::getline(words, info.no_shared_memory);
   return info;
 }
 
 /// Returns why the ranks cannot use shm; empty: they can use it.
-std::string why_not_shared(const std::vector<BootstrapInfo>& all) {
-  const auto same = [&](std::string BootstrapInfo::*field) {
+std::string why_not_shared(const std::vector<RankInfo>& all) {
+  const auto same = [&](std::string RankInfo::*field) {
     return std::all_of(all.begin(), all.end(),
-                       [&](const BootstrapInfo& info) { return info.*field == all[0].*field; });
+                       [&](const RankInfo& info) { return info.*field == all[0].*field; });
   };
-  if (same(&BootstrapInfo::socket) && same(&BootstrapInfo::host)) return {};  // threads of one process
+  if (same(&RankInfo::socket) && same(&RankInfo::host)) return {};  // threads of one process
   for (std::size_t r = 0; r < all.size(); ++r)
     if (is_unknown_host(all[r].host))
       return fmt::format("rank {} cannot tell its host ({})", r, kUnknownHostText);
-  if (!same(&BootstrapInfo::host)) return "the ranks are on several hosts";
+  if (!same(&RankInfo::host)) return "the ranks are on several hosts";
   for (std::size_t r = 0; r < all.size(); ++r)
     if (!all[r].no_shared_memory.empty())
       return fmt::format("rank {} has no memory that others can map ({})", r, all[r].no_shared_memory);
@@ -110,12 +110,12 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
   }
   if (wanted != "auto") return take_wanted();
   // Each rank decides from the messages of all ranks, so all ranks choose the same transport.
-  std::vector<BootstrapInfo> all;
+  std::vector<RankInfo> all;
   for (const std::string& text : infos) all.push_back(read_info(text));
   const std::string not_shared = why_not_shared(all);
   if (not_shared.empty()) return take("shm", "all ranks share this host");
   if (!mpi.empty() &&
-      std::all_of(all.begin(), all.end(), [&](const BootstrapInfo& info) { return info.mpi == mpi; }))
+      std::all_of(all.begin(), all.end(), [&](const RankInfo& info) { return info.mpi == mpi; }))
     return take(mpi, not_shared + ", and its mpirun started them");
   const std::string why = mpi.empty() ? why_not : "not all ranks can use " + mpi;
   return take("gloo", fmt::format("{}, and not MPI: {}", not_shared, why));

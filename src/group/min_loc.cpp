@@ -75,7 +75,7 @@ void unpack(const std::byte* from, std::byte* values, std::byte* indices, std::i
   }
 }
 
-struct Checker {
+struct PairChecker {
   std::string_view function;
   const ProcessGroup& group;
 
@@ -105,8 +105,9 @@ struct Checker {
 };
 
 template <bool least, class Narrow, class Wide>
-void locate(const Checker& check, ProcessGroup& group, const ConstBuffer& values, const ConstBuffer& indices,
-            const Buffer& found, const Buffer& where, const CallOptions& options) {
+void locate(const PairChecker& check, ProcessGroup& group, const ConstBuffer& values,
+            const ConstBuffer& indices, const Buffer& found, const Buffer& where,
+            const CallOptions& options) {
   check_may_wait(group);
   const std::int64_t count = values.count;
   const Tensor pairs(group.context(), Shape{count}, kPair, Memory::shared);
@@ -125,7 +126,7 @@ bool overlap(const Buffer& a, const Buffer& b) {
 template <bool least>
 void locate(ProcessGroup& group, const ConstBuffer& values, const ConstBuffer& indices, const Buffer& found,
             const Buffer& where, const CallOptions& options) {
-  const Checker check{least ? "min_loc" : "max_loc", group};
+  const PairChecker check{least ? "min_loc" : "max_loc", group};
   constexpr std::string_view kFound = least ? "least" : "largest";
   check.buffer(values, "values", values.count);
   check.buffer(indices, "indices", values.count);

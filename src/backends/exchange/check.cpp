@@ -168,7 +168,7 @@ struct Run {
 };
 
 // A box of a field in memory.
-struct Placed {
+struct BoxInMemory {
   ConstTensorView view;
   const std::byte *low, *high;
   std::size_t field;
@@ -180,13 +180,13 @@ struct Placed {
   bool listed() const { return !runs.empty(); }
 };
 
-Placed placed(const ExchangePlan& plan, const ExchangeBox& b, const ExchangeField* fields, bool written,
-              int pair) {
+BoxInMemory placed(const ExchangePlan& plan, const ExchangeBox& b, const ExchangeField* fields, bool written,
+                   int pair) {
   const auto field = static_cast<std::size_t>(b.field);
   const DType dtype = plan.fields[field];
   const auto* const data = static_cast<const std::byte*>(written ? fields[field].out : fields[field].in) +
                            b.offset * size_bytes(dtype);
-  Placed p{{data, dtype, {}, b.counts, b.strides}, nullptr, nullptr, field, written, pair, &b, {}};
+  BoxInMemory p{{data, dtype, {}, b.counts, b.strides}, nullptr, nullptr, field, written, pair, &b, {}};
   if (b.indices.empty()) {
     std::tie(p.low, p.high) = span_of(p.view);
     return p;
@@ -212,7 +212,7 @@ Placed placed(const ExchangePlan& plan, const ExchangeBox& b, const ExchangeFiel
 bool meet(const Run& a, const Run& b) { return a.low < b.high && b.low < a.high; }
 
 // Returns whether a run of `a` and an element of `b`, a box without indices, share a byte.
-bool runs_meet_box(const Placed& a, const Placed& b) {
+bool runs_meet_box(const BoxInMemory& a, const BoxInMemory& b) {
   const Run all{b.low, b.high};
   const bool one_piece = b.high - b.low == b.view.shape.count() * size_bytes(b.view.dtype);
   return std::any_of(a.runs.begin(), a.runs.end(), [&](const Run& r) {
@@ -223,7 +223,7 @@ bool runs_meet_box(const Placed& a, const Placed& b) {
 }
 
 // Returns whether two boxes have a byte in common.
-bool share_memory(const Placed& a, const Placed& b) {
+bool share_memory(const BoxInMemory& a, const BoxInMemory& b) {
   if (!a.listed() && !b.listed()) return share_memory(a.view, b.view);
   if (!a.listed()) return runs_meet_box(b, a);
   if (!b.listed()) return runs_meet_box(a, b);
@@ -259,7 +259,7 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
     if (fields[f].out == nullptr && span(program.written[f]))
       c.wrong("out of field {} has no memory; boxes of it are received", f);
   }
-  std::vector<Placed> boxes;
+  std::vector<BoxInMemory> boxes;
   const auto add = [&](const std::vector<ExchangePart>& parts, bool written) {
     for (const ExchangePart& p : parts)
       for (std::size_t i = 0; i < p.boxes.size(); ++i)
@@ -269,13 +269,14 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
   };
   add(plan.sends, false);
   add(plan.receives, true);
-  std::sort(boxes.begin(), boxes.end(), [](const Placed& a, const Placed& b) { return a.low < b.low; });
+  std::sort(boxes.begin(), boxes.end(),
+            [](const BoxInMemory& a, const BoxInMemory& b) { return a.low < b.low; });
   // The boxes so far, those that are read and those that are written, that reach beyond the begin of the next
   // box. Many boxes may read the same elements, so boxes that are read are not compared with each other.
-  std::array<std::vector<const Placed*>, 2> open;
-  const auto compare = [&](const Placed& b, std::vector<const Placed*>& others) {
-    std::erase_if(others, [&](const Placed* o) { return o->high <= b.low; });
-    for (const Placed* o : others) {
+  std::array<std::vector<const BoxInMemory*>, 2> open;
+  const auto compare = [&](const BoxInMemory& b, std::vector<const BoxInMemory*>& others) {
+    std::erase_if(others, [&](const BoxInMemory* o) { return o->high <= b.low; });
+    for (const BoxInMemory* o : others) {
       // Boxes that are added to a field may overlap: they are added one after the other.
       if (o->written && b.written && program.adds && o->field == b.field) continue;
       // A box that a rank sends to itself may have the same place on both sides: its elements stay where they
@@ -284,14 +285,14 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
                         o->view.strides == b.view.strides && o->box->indices == b.box->indices &&
                         !program.adds;
       if (same || !share_memory(*o, b)) continue;
-      const Placed &w = b.written ? b : *o, &r = b.written ? *o : b;
+      const BoxInMemory &w = b.written ? b : *o, &r = b.written ? *o : b;
       c.wrong(
           "a box of out of field {} that is received and a box of {} of field {} that is {} overlap; "
           "expected apart",
           w.field, r.written ? "out" : "in", r.field, r.written ? "received" : "sent");
     }
   };
-  for (const Placed& b : boxes) {
+  for (const BoxInMemory& b : boxes) {
     compare(b, open[1]);
     if (b.written) compare(b, open[0]);
     open[b.written ? 1 : 0].push_back(&b);

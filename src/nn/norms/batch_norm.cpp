@@ -109,12 +109,12 @@ void expect_enough(const TensorName& what, const Tensor& x, const Summands& s) {
 }
 
 // Two numbers for each channel: first the first numbers of all channels, then the second ones.
-struct Pairs {
+struct SumPairs {
   Tensor all;  // f64 (2 channels)
   double* first() const { return all.data_ptr<double>(); }
   double* second() const { return first() + all.count() / 2; }
 };
-Pairs make_pairs(Frame& frame, std::int64_t channels) {
+SumPairs make_pairs(Frame& frame, std::int64_t channels) {
   return {frame.compute().make({2 * channels}, DType::f64, Memory::shared)};
 }
 
@@ -146,10 +146,10 @@ Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
     const Summands summands = summands_of(x, config_.axes);
     expect_enough(what, x, summands);
     count = static_cast<double>(summands.own);
-    Pairs sums = make_pairs(frame, s.channels);
+    SumPairs sums = make_pairs(frame, s.channels);
     kernels::channel_moments(frame.kernels(), x.data_ptr<float>(), sums.first(), sums.second(), s);
     sums.all = summed(sums.all, x.layout(), config_.axes, true);
-    Pairs tracked = make_pairs(frame, s.channels);
+    SumPairs tracked = make_pairs(frame, s.channels);
     kernels::batch_norm_statistics(frame.kernels(), sums.first(), sums.second(), count, config_.eps,
                                    mean.data_ptr<float>(), inv_std.data_ptr<float>(), tracked.first(),
                                    tracked.second(), s.channels);
@@ -185,7 +185,7 @@ Tensors BatchNorm::do_backward(Inputs gradients, Frame& frame) {
   const Tensor w = widened(frame, weight->weight());
   expect_gradient(*this, dy, x.shape(), x.layout());
   const kernels::MapShape s = norms::map_shape(x);
-  const Pairs mine = make_pairs(frame, s.channels);
+  const SumPairs mine = make_pairs(frame, s.channels);
   kernels::batch_norm_backward_sums(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(),
                                     mean.data_ptr<float>(), inv_std.data_ptr<float>(), mine.first(),
                                     mine.second(), s);
@@ -196,7 +196,7 @@ Tensors BatchNorm::do_backward(Inputs gradients, Frame& frame) {
   accumulate(*bias, mine.first());
   accumulate(*weight, mine.second());
   // If the statistics are constants, their part of dx is 0.
-  const Pairs all = count > 0 ? Pairs{summed(mine.all, x.layout(), config_.axes, true)} : mine;
+  const SumPairs all = count > 0 ? SumPairs{summed(mine.all, x.layout(), config_.axes, true)} : mine;
   const double divisor = count > 0 ? count : std::numeric_limits<double>::infinity();
   const Tensor mean_dy = narrowed(frame, all.first(), divisor, s.channels),
                mean_dyx = narrowed(frame, all.second(), divisor, s.channels);

@@ -49,10 +49,10 @@ void check(const LayerNorm& norm, const Tensor& x, const Tensor& w) {
 }
 
 // The statistics of this rank's part.
-struct Sizes {
+struct SpaceSizes {
   std::int64_t rows, dim;
 };
-Sizes sizes_of(const LayerNorm& norm, const Tensor& x) {
+SpaceSizes sizes_of(const LayerNorm& norm, const Tensor& x) {
   std::int64_t rows = 1;
   for (int d = 0; d < first_of(norm, x); ++d) rows *= x.size(d);
   return {rows, rows == 0 ? 0 : x.count() / rows};

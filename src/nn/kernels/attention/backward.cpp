@@ -71,7 +71,7 @@ WEFT_CPU_CLONES(void, add_to_bias,
 
 // The working set of a thread: a block of keys and a block of queries. Matrices of units have the form of
 // products.hpp; names say what a row contains.
-struct Memory {
+struct BackwardMemory {
   float *largest, *inverse_sum, *delta;  // (64)
   float *keys, *values;                  // (keys, units of head_dim)
   float* key_pairs;                      // (units of keys, head_dim); `keys` itself if units are floats
@@ -113,10 +113,10 @@ struct Backward {
   std::int64_t head_units() const { return products.units(s.head_dim); }
   std::int64_t query_units() const { return blocks::padded(products.units(kQueryBlock)); }
 
-  Memory memory(Parts& parts) const {
+  BackwardMemory memory(Parts& parts) const {
     const std::int64_t keys = std::min(kKeyBlock, s.keys), of_head = blocks::padded(head_units());
     const bool plain = products.plain();
-    Memory m{};
+    BackwardMemory m{};
     m.largest = parts.next(kQueryBlock);
     m.inverse_sum = parts.next(kQueryBlock);
     m.delta = parts.next(kQueryBlock);
@@ -134,7 +134,7 @@ struct Backward {
     m.dweight_pairs = plain ? m.dscores : parts.next(products.units(keys) * kQueryBlock);
     return m;
   }
-  Memory memory_of(const KernelContext::State& state, int thread) const {
+  BackwardMemory memory_of(const KernelContext::State& state, int thread) const {
     Parts parts(state.per_thread[static_cast<std::size_t>(thread)].floats());
     return memory(parts);
   }
@@ -149,14 +149,14 @@ struct Backward {
     bool queries, keys;
   };
 
-  void lay_out_keys(const Memory& m, std::int64_t at, std::int64_t keys, Wanted wanted) const {
+  void lay_out_keys(const BackwardMemory& m, std::int64_t at, std::int64_t keys, Wanted wanted) const {
     const std::int64_t line = blocks::padded(head_units());
     products.along_rows(k + at, s.k_stride(), keys, s.head_dim, m.keys, line);
     products.along_rows(v + at, s.k_stride(), keys, s.head_dim, m.values, line);
     if (wanted.queries && !products.plain())
       products.down_columns(k + at, s.k_stride(), keys, s.head_dim, m.key_pairs, head_line());
   }
-  void lay_out_queries(const Memory& m, const Block& x, Wanted wanted) const {
+  void lay_out_queries(const BackwardMemory& m, const Block& x, Wanted wanted) const {
     const std::int64_t stride = s.q_stride();
     products.transposed(q + x.at, stride, x.rows, s.head_dim, m.queries, kQueryBlock);
     products.transposed(dout + x.at, stride, x.rows, s.head_dim, m.douts, kQueryBlock);
@@ -174,8 +174,8 @@ struct Backward {
 
   // Computes probabilities and the scores' gradients for a block and for `count` keys from `begin` on, which
   // the block sees; all operands are laid out.
-  void score_gradients(int thread, const Memory& m, const Block& x, std::int64_t begin, std::int64_t count,
-                       Wanted wanted) const {
+  void score_gradients(int thread, const BackwardMemory& m, const Block& x, std::int64_t begin,
+                       std::int64_t count, Wanted wanted) const {
     const std::int64_t line = blocks::padded(head_units());
     products.multiply(thread, {m.keys, line, 1, m.queries, kQueryBlock, m.scores, kQueryBlock, count, x.rows,
                                head_units(), s.scaling()});
@@ -193,7 +193,7 @@ struct Backward {
       products.down_columns(m.dscores, kQueryBlock, count, x.rows, m.dweight_pairs, kQueryBlock);
   }
 
-  void queries_gradient(int thread, const Memory& m, const Block& x, std::int64_t count,
+  void queries_gradient(int thread, const BackwardMemory& m, const Block& x, std::int64_t count,
                         bool accumulate) const {
     products.multiply(thread, {m.dweight_pairs, 1, kQueryBlock, m.key_pairs, head_line(), dq + x.at,
                                s.q_stride(), x.rows, s.head_dim, products.units(count), 1.0f, accumulate});
@@ -201,8 +201,8 @@ struct Backward {
   void no_queries_gradient(const Block& x) const {
     for (std::int64_t r = 0; r < x.rows; ++r) std::fill_n(dq + x.at + r * s.q_stride(), s.head_dim, 0.0f);
   }
-  void keys_gradients(int thread, const Memory& m, const Block& x, std::int64_t at, std::int64_t count,
-                      bool accumulate) const {
+  void keys_gradients(int thread, const BackwardMemory& m, const Block& x, std::int64_t at,
+                      std::int64_t count, bool accumulate) const {
     const std::int64_t line = products.plain() ? kQueryBlock : query_units(), k_stride = s.k_stride(),
                        units = products.units(x.rows);
     products.multiply(thread, {m.weights, line, 1, m.dout_rows, head_line(), dv + at, k_stride, count,
@@ -216,7 +216,7 @@ struct Backward {
   // scaling; or null.
   void run_block(KernelContext::State& state, int thread, std::int64_t b, std::int64_t kv_head,
                  std::int64_t begin, std::int64_t most, float* dbias, Wanted wanted) const {
-    const Memory m = memory_of(state, thread);
+    const BackwardMemory m = memory_of(state, thread);
     const std::int64_t at = key_at(b, kv_head, begin);
     lay_out_keys(m, at, std::min(most, s.keys - begin), wanted);
     bool accumulate = !s.begins;
@@ -258,7 +258,7 @@ struct Backward {
     const std::int64_t all = blocks_of(s.queries, kQueryBlock), size = group_size(state, s, kGroup),
                        groups = blocks_of(all, size);
     const auto of_queries = [&](std::int64_t task, int thread) {
-      const Memory m = memory_of(state, thread);
+      const BackwardMemory m = memory_of(state, thread);
       const std::int64_t b = task / (s.heads * groups), head = task / groups % s.heads,
                          begin = (groups - 1 - task % groups) * size, end = std::min(all, begin + size);
       const auto seen_by = [&](const Block& x) { return s.seen(x.first, x.rows); };
