@@ -60,7 +60,7 @@ TensorView view_of(const Buffer& buffer, const Shape& shape);
 /// Tensors of the caller's: the memory, and the names, are theirs.
 std::vector<MutableNamedView> tensors_of(const char* function, const weft_tensor* tensors, std::int32_t count,
                                          const char* which);
-/// The argument "gradients" of functions that take such a list.
+/// The argument "gradients" of functions that take a list of tensors.
 inline std::vector<Gradient> gradients_of(const char* function, const weft_tensor* gradients,
                                           std::int32_t count) {
   std::vector<Gradient> list;

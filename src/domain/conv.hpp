@@ -40,8 +40,8 @@ inline void expect_input(const Module& module, const Tensor& x, std::int64_t cha
                             layouts::named(module, "x").text(), to_string(x.shape()), channels));
 }
 
-/// The part of this rank's window on the larger map that the kernel sees for this rank's pixels of the
-/// smaller map. The window holds all of these pixels, including padding.
+/// The part of the larger map that the kernel sees when it is applied at this rank's pixels of the smaller
+/// map. The window holds all of these pixels, including padding.
 struct Seen {
   Window window;
   Parts rows, columns;  // of the smaller map

@@ -44,8 +44,8 @@ void add_extents(std::vector<Extent>& to, std::size_t call, const Operands& have
   add(have.out, have.out_count, c.out_blocks, true);
 }
 
-// Extents are visited in the order of their begin addresses. This holds, of the extents so far, the extent
-// that reaches furthest, and the one that reaches furthest among extents of other calls.
+// Extents are visited in the order of their begin addresses. of[0] is the extent so far that reaches
+// furthest. of[1] is the furthest extent of any other call than that of of[0].
 struct Furthest {
   std::array<const Extent*, 2> of{};
 

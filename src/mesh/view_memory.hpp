@@ -39,9 +39,9 @@ inline std::string memory_fault(const ConstTensorView& v) {
   return {};
 }
 
-/// Why `compute` cannot work on data on `device` (null: no Compute was given, which means the host), as a
-/// text to follow the data's name: `is on cuda:0; expected cpu, as no Compute was given`, `is on cpu;
-/// expected cuda:0, the device of the Compute`. Returns "" if nothing is wrong.
+/// The reason why `compute` cannot work on data on `device`, as a text that follows the data's name; a null
+/// `compute` stands for the host: `is on cuda:0; expected cpu, as no Compute was given`, `is on cpu; expected
+/// cuda:0, the device of the Compute`. Returns "" if nothing is wrong.
 inline std::string device_fault(Device device, const Compute* compute) {
   const Device expected = compute == nullptr ? Device{} : compute->device();
   if (device == expected) return {};

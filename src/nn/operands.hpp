@@ -31,7 +31,8 @@ inline void expect_gradient(const Module& module, const Tensor& dy, const Shape&
                 fmt::format("{} is {}; expected {}", what.text(), to_string(dy.shape()), to_string(shape)));
 }
 
-/// Throws unless `context`, whose name is given, has as many samples as x, sharded in the same way.
+/// Throws unless `context` has as many samples as x, sharded in the same way. The error's text calls
+/// `context` by `name`.
 inline void expect_same_samples(const Module& module, const Tensor& x, const Tensor& context,
                                 std::string_view name) {
   const Shape &of_x = layouts::global_shape(x), &of_context = layouts::global_shape(context);

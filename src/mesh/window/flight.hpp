@@ -26,8 +26,8 @@ inline Stream stream_for(Stream given, std::span<const WindowField> fields) {
   return given == Stream{} && !fields.empty() ? Stream(fields[0].in.device) : given;
 }
 
-/// Checks the fields, and at the first start, with the other ranks, the arguments of the window. Throws as
-/// Window::start() does, without the name of what the program called.
+/// Checks the fields, and at the first start, with the other ranks, the arguments of the window. Throws the
+/// same errors as Window::start(), but their texts do not name the function that the program called.
 Known prepare(const Window& window, Window::Plan& plan, std::span<const WindowField> fields, Stream stream,
               Way way);
 
