@@ -30,9 +30,16 @@ TEST(Doctor, FindsNothingWrong) {
   EXPECT_THAT(few.text, HasSubstr("nothing is wrong"));
   EXPECT_THAT(few.text, Not(HasSubstr("WEFT_STORE"))) << "only what is set is shown";
   EXPECT_THAT(few.text, HasSubstr("memory that peers map        works"));
+  EXPECT_THAT(few.text, ContainsRegex("\n  memory +[0-9]+\\.[0-9] GiB\n"));
   const CommandOutput all = doctor("", "--all");
   EXPECT_EQ(all.status, 0) << all.text;
   EXPECT_THAT(all.text, HasSubstr("WEFT_STORE"));
+}
+
+TEST(Doctor, SaysThatNoVariableIsSet) {
+  EXPECT_THAT(doctor("env -i PATH=/usr/bin:/bin").text,
+              ContainsRegex("\nenvironment [^\n]*\n  nothing is set\n\n"));
+  EXPECT_THAT(doctor("env -i PATH=/usr/bin:/bin WEFT_BACKEND=shm").text, Not(HasSubstr("nothing is set")));
 }
 
 TEST(Doctor, SaysWhichInstructionSetIsUsedAndWhy) {
