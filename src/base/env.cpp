@@ -108,7 +108,7 @@ constexpr Variable kVariables[] = {
      "off: it makes every call by ctypes, even where its compiled calls (weft_fast) are there"},
     {"WEFT_CPU_ISA", "avx2, avx512, avx512_bf16, amx", "the last that the CPU has", "kernels",
      "the last instruction set that reductions, products and all other kernels use; below avx512_bf16, "
-     "products of bf16 are made in f32; amx computes as avx512_bf16, since no kernel uses it yet"},
+     "products of bf16 are made in f32; amx is for products of bf16, all else computes as with avx512_bf16"},
     {"WEFT_HOST_KERNELS", "0, 1", "0", "kernels",
      "1: a kernel that a device does not have runs on the host, on copies of its operands, with one warning "
      "for each kernel; 0: the call is an error that names the kernel"},
