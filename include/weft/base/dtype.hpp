@@ -136,7 +136,7 @@ struct f8e5m2 {
 };
 
 /// A complex number of two `Part`s: std::complex<Part>, or a type of the same form, such as a device's. (This
-/// header does not include <complex>, which takes as long to compile as a third of weft/group.hpp.)
+/// header does not include `<complex>`, which takes as long to compile as a third of weft/group.hpp.)
 template <class T, class Part>
 concept ComplexOf = std::same_as<typename T::value_type, Part> && sizeof(T) == 2 * sizeof(Part) &&
                     requires(const T& z) {
