@@ -99,7 +99,7 @@ class LeftOver {
   /// Does the work, in the order in which the backward pass left it: gradients have the bits of a backward
   /// pass that leaves nothing over, and a parameter's listeners are called when its gradient is final. If a
   /// part of the work throws, the rest is dropped.
-  /// If several LeftOvers have work of one weight, its gradients are added in the order of the calls of run().
+  /// If several LeftOvers have work of one weight, its gradients are added in the order of the calls.
   void run();
   /// Drops the work. Parameters keep the gradients that they have.
   void clear() noexcept { work_.clear(); }
