@@ -3,27 +3,19 @@
 #include "base/cpu/isa.hpp"
 #include "nn/kernels/gemm/blocked.hpp"
 #include "nn/kernels/gemm/pack_pairs.hpp"
+#include "nn/kernels/gemm/vector512.hpp"
 #include "nn/kernels/gemm/vector_tiles.hpp"
 
 namespace weft::kernels::gemm {
 namespace {
 
-struct Avx512Bf16 : Pairs<1> {
+struct Avx512Bf16 : Pairs<1>, Vector512 {
   static constexpr const char* kName = "avx512_bf16";
-  using Vector = __m512;
   // A panel of b, 96 KB, and a block of a, 384 KB, stay in the second-level cache, a block of b, 8 MB, in the
   // third-level cache.
-  static constexpr std::int64_t kBlockUnits = 512, kLanes = 16, kTileRows = 8, kTileVectors = 3,
-                                kBlockRows = 192, kBlockColumns = 86 * 48;
+  static constexpr std::int64_t kBlockUnits = 512, kTileRows = 8, kTileVectors = 3, kBlockRows = 192,
+                                kBlockColumns = 86 * 48;
 
-  static Vector zero() { return _mm512_setzero_ps(); }
-  static Vector load(const float* from) { return _mm512_loadu_ps(from); }
-  static Vector load_aligned(const float* from) { return _mm512_load_ps(from); }
-  static void store(float* to, Vector x) { _mm512_storeu_ps(to, x); }
-  static void stream(float* to, Vector x) { _mm512_stream_ps(to, x); }
-  static Vector fill(float x) { return _mm512_set1_ps(x); }
-  static Vector multiply_add(Vector x, Vector y, Vector z) { return _mm512_fmadd_ps(x, y, z); }
-  static Vector multiply(Vector x, Vector y) { return _mm512_mul_ps(x, y); }
   static Vector add_product(Vector x, Vector y, Vector sum) {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
   }
