@@ -62,8 +62,9 @@ Action action_for(const Gradient& g, const DeviceMesh& axis, const char* what) {
                       axis.name()));
   if (axis.size() == 1) return Action::leave;
   if (g.layout == nullptr)
-    wrong(fmt::format("is a plain tensor; on {}={} it needs a layout (as_layout states what it is)",
-                      axis.name(), axis.size()));
+    wrong(
+        fmt::format("is a plain tensor; on {}={} it needs a layout, which says what part of the whole it is",
+                    axis.name(), axis.size()));
   const Placement& placement = g.layout->on(axis);
   if (is_shard(placement)) return Action::leave;
   if (is_replicate(placement)) return Action::average_replicas;

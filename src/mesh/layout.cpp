@@ -354,8 +354,9 @@ Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const Te
   given_mesh("placement_on", axes);
   if (layout != nullptr) return layout->on(axes);
   if (axes.size() == 1) return Replicate{};
-  bad_layout(fmt::format("{} is a plain tensor; on {} it needs a layout (as_layout states what it is)",
-                         what.text(), axis_text(axes)));
+  bad_layout(
+      fmt::format("{} is a plain tensor; on {} it needs a layout, which says what part of the whole it is",
+                  what.text(), axis_text(axes)));
 }
 
 void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,

@@ -235,9 +235,11 @@ class Redistribution final : public Transfer::Steps {
 
 const Layout& stated(const Tensor& in) {
   if (in.layout() == nullptr)
-    throw Error(ErrorCode::layout,
-                fmt::format("redistribute: the tensor {} is plain; state its layout first (as_layout)",
-                            to_string(in.shape())));
+    throw Error(
+        ErrorCode::layout,
+        fmt::format(
+            "redistribute: the tensor {} is plain; give it a layout, which says what part of the whole it is",
+            to_string(in.shape())));
   const Layout& layout = *in.layout();
   if (!(in.shape() == layout.local_shape()))  // with_layout() states without a check
     throw Error(ErrorCode::layout,

@@ -35,8 +35,9 @@ void expect_layouts(std::span<const NamedView> tensors, const DeviceMesh& axes) 
   for (const NamedView& t : tensors) {
     if (t.layout == nullptr && axes.size() > 1)
       wrong(ErrorCode::layout, t,
-            fmt::format("is a plain tensor; on {}={} it needs a layout (as_layout states what it is)",
-                        axes.name(), axes.size()));
+            fmt::format(
+                "is a plain tensor; on {}={} it needs a layout, which says what part of the whole it is",
+                axes.name(), axes.size()));
     if (t.layout != nullptr && !is_over(*t.layout, axes))
       wrong(ErrorCode::layout, t,
             fmt::format("is laid out over {}, another mesh than that of {}",

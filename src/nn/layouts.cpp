@@ -14,7 +14,7 @@ const Placement& on(const LayoutRef& layout, int axis) {
 }
 
 std::string plain_error(const TensorName& what, const LayoutRef& other) {
-  return fmt::format("{} is a plain tensor; on {} it needs a layout (as_layout states what it is)",
+  return fmt::format("{} is a plain tensor; on {} it needs a layout, which says what part of the whole it is",
                      what.text(), to_string(other->mesh_shape()));
 }
 

@@ -86,8 +86,9 @@ std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh
     if (layout == nullptr && ranks > 1)
       throw Error(
           ErrorCode::layout,
-          fmt::format("{}: {} is a plain tensor; on {} it needs a layout (as_layout states what it is)", what,
-                      path, to_string(mesh.shape())));
+          fmt::format(
+              "{}: {} is a plain tensor; on {} it needs a layout, which says what part of the whole it is",
+              what, path, to_string(mesh.shape())));
   };
   for (const Parameter* p : saved.parameters) {
     expect_layout(p->path(), p->layout());

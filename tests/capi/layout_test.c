@@ -261,9 +261,9 @@ static void replicas(rank_args* a) {
                     "Replicate, tp: Replicate] is (3, 1) on this rank");
   one = tensors[0];
   one.layout = NULL;
-  CHECK_ERROR(
-      weft_check_replicas(&one, 1, mesh, &error), WEFT_LAYOUT,
-      "check_replicas: \"b\" is a plain tensor; on dp,tp=4 it needs a layout (as_layout states what it is)");
+  CHECK_ERROR(weft_check_replicas(&one, 1, mesh, &error), WEFT_LAYOUT,
+              "check_replicas: \"b\" is a plain tensor; on dp,tp=4 it needs a layout, which says what part "
+              "of the whole it is");
   weft_layout_destroy(same);
   weft_layout_destroy(cut);
   weft_mesh_destroy(tp);

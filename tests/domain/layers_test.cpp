@@ -511,9 +511,10 @@ TEST(DomainRules, MapsThatDoNotSayWhatTheyAreAreRefused) {
       Frame frame(compute);
       // A norm has a weight that lies on the mesh, and says it as every layer with weights does.
       const bool norm = dynamic_cast<GroupNorm*>(split.get()) != nullptr;
-      EXPECT_EQ(error_text([&] { split->forward(x, frame); }),
-                fmt::format("layout: \"\": x is a plain tensor; on h=2 it needs a layout ({})",
-                            norm ? "as_layout states what it is" : "shard_spatial gives it one"));
+      EXPECT_EQ(
+          error_text([&] { split->forward(x, frame); }),
+          fmt::format("layout: \"\": x is a plain tensor; on h=2 it needs a layout{}",
+                      norm ? ", which says what part of the whole it is" : " (shard_spatial gives it one)"));
       EXPECT_TRUE(frame.empty());
       const Tensor part = shard_spatial(x, manager);
       const Tensor y = split->forward(part, frame)[0];

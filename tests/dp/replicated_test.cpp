@@ -185,8 +185,8 @@ TEST(ReplicatedViews, AverageTakesWhatRanksMadeOfDifferentData) {
                  "Partial(avg): there is nothing to reduce");
     wrong.at(0).layout = nullptr;
     EXPECT_STREQ(error_of([&] { average_gradients(wrong.all(), mesh["dp"]); }).what(),
-                 "average_gradients: the gradient of \"w\" is a plain tensor; on dp=2 it needs a layout "
-                 "(as_layout states what it is)");
+                 "average_gradients: the gradient of \"w\" is a plain tensor; on dp=2 it needs a layout, "
+                 "which says what part of the whole it is");
   });
 }
 

@@ -226,11 +226,13 @@ TEST(Boundary, ErrorsNameTensorAndAxis) {
 
   expect_error(code, "layers.0.mlp: x is Replicate on tp=2; expected Partial(sum)",
                [&] { (void)boundary::leave(tp)->forward(placed(Replicate{}), "layers.0.mlp: x"); });
+  expect_error(
+      code,
+      "layers.0.mlp: x is a plain tensor; on tp=2 it needs a layout, which says what part of the whole it is",
+      [&] { (void)boundary::enter(tp)->forward(plain, "layers.0.mlp: x"); });
   expect_error(code,
-               "layers.0.mlp: x is a plain tensor; on tp=2 it needs a layout (as_layout states what it is)",
-               [&] { (void)boundary::enter(tp)->forward(plain, "layers.0.mlp: x"); });
-  expect_error(code,
-               "layers.0.mlp: dy is a plain tensor; on tp=2 it needs a layout (as_layout states what it is)",
+               "layers.0.mlp: dy is a plain tensor; on tp=2 it needs a layout, which says what part of the "
+               "whole it is",
                [&] { (void)boundary::enter(tp)->backward(plain, "layers.0.mlp: dy"); });
   expect_error(
       code, "head: dy is Shard(1) on tp=2; expected Replicate or Partial(sum), the gradient of a Replicate",

@@ -364,7 +364,8 @@ TEST(Layout, ExpectationsNameTensorAndAxis) {
   expect_error(code, "layers.0.down: x is Replicate on tp=2; expected Shard(1)",
                [&] { expect_layout(replicated, tp, Shard{1}, "layers.0.down: x"); });
   expect_error(code,
-               "layers.0.down: x is a plain tensor; on tp=2 it needs a layout (as_layout states what it is)",
+               "layers.0.down: x is a plain tensor; on tp=2 it needs a layout, which says what part of the "
+               "whole it is",
                [&] { expect_layout(plain, tp, Shard{1}, "layers.0.down: x"); });
   EXPECT_NO_THROW(expect_layout(plain, mesh["one"], Shard{1}, "x"))
       << "on an axis of one rank everything is the same";

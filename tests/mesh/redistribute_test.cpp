@@ -352,13 +352,16 @@ TEST(Redistribute, ErrorsSayWhatDoesNotFit) {
   run_ranks(test::Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"dp", 1}, {"tp", 2}});
     const Tensor plain = Tensor::zeros(r.context, {4, 4});
-    expect_error(ErrorCode::layout,
-                 "redistribute: the tensor (4, 4) is plain; state its layout first (as_layout)", [&] {
-                   (void)redistribute(plain, {Replicate{}, Replicate{}});
-                 });
-    expect_error(ErrorCode::layout,
-                 "redistribute: the tensor (4, 4) is plain; state its layout first (as_layout)",
-                 [&] { (void)redistribute(plain, mesh["tp"], Replicate{}); });
+    expect_error(
+        ErrorCode::layout,
+        "redistribute: the tensor (4, 4) is plain; give it a layout, which says what part of the whole it is",
+        [&] {
+          (void)redistribute(plain, {Replicate{}, Replicate{}});
+        });
+    expect_error(
+        ErrorCode::layout,
+        "redistribute: the tensor (4, 4) is plain; give it a layout, which says what part of the whole it is",
+        [&] { (void)redistribute(plain, mesh["tp"], Replicate{}); });
     const Tensor x = as_layout(plain, replicated_layout(mesh, {4, 4}));
     expect_error(
         ErrorCode::layout,

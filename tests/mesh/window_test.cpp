@@ -724,10 +724,10 @@ TEST_P(WindowOver, OfTensorsWithLayouts) {
     each_index(held_indices(x), [&](std::size_t i, const Dims& at) {
       EXPECT_EQ(uses.as<std::int64_t>()[i], expected[at[1]]);
     });
-    expect_error(
-        ErrorCode::layout,
-        "fetch_window: the tensor " + to_string(in.shape()) + " is plain; state its layout first (as_layout)",
-        [&] { fetch_window(in.with_layout(nullptr), dims); });
+    expect_error(ErrorCode::layout,
+                 "fetch_window: the tensor " + to_string(in.shape()) +
+                     " is plain; give it a layout, which says what part of the whole it is",
+                 [&] { fetch_window(in.with_layout(nullptr), dims); });
   });
 }
 

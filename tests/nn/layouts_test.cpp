@@ -151,11 +151,12 @@ TEST_F(OnMesh, ABiasIsCutAsTheFeatures) {
 TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
   Linear layer(8, 6);
   make(layer);
-  EXPECT_EQ(error_text(ErrorCode::layout,
-                       [&] {
-                         layer.forward(Tensor::zeros(bench.context, {2, 8}), frame);
-                       }),
-            "\"\": x is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states what it is)");
+  EXPECT_EQ(
+      error_text(ErrorCode::layout,
+                 [&] {
+                   layer.forward(Tensor::zeros(bench.context, {2, 8}), frame);
+                 }),
+      "\"\": x is a plain tensor; on dp=2 x tp=2 it needs a layout, which says what part of the whole it is");
   RMSNorm norm(8);
   EXPECT_EQ(error_text(ErrorCode::layout,
                        [&] {
@@ -452,7 +453,8 @@ TEST_F(OnMesh, ARowLayersBiasOfAPartialGradientIsPartial) {
                        [&] {
                          row.backward(Tensor::zeros(bench.context, {2, 6}), fresh);
                        }),
-            "\"\": dy is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states what it is)");
+            "\"\": dy is a plain tensor; on dp=2 x tp=2 it needs a layout, which says what part of the whole "
+            "it is");
 }
 
 TEST_F(OnMesh, ParametersAndOptimizersCheckTheirs) {

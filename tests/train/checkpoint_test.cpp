@@ -526,10 +526,10 @@ TEST(Checkpoint, RefusesToSaveNonsense) {
                                [&] { save_checkpoint(folder.path(), kOneRank, 1, one, &*run.optimizer); }),
               HasSubstr("the optimizer has state of first.weight, which is not among the parameters"));
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}}, 0);
-  EXPECT_EQ(
-      test::error_text(ErrorCode::layout,
-                       [&] { save_checkpoint(folder.path(), mesh, 1, run.parameters, nullptr); }),
-      "save_checkpoint: second is a plain tensor; on dp=2 it needs a layout (as_layout states what it is)");
+  EXPECT_EQ(test::error_text(ErrorCode::layout,
+                             [&] { save_checkpoint(folder.path(), mesh, 1, run.parameters, nullptr); }),
+            "save_checkpoint: second is a plain tensor; on dp=2 it needs a layout, which says what part of "
+            "the whole it is");
   std::ofstream(folder / "file") << "";
   EXPECT_THAT(test::error_text(ErrorCode::system, [&] { run.save(folder / "file" / "run", 1); }),
               AllOf(HasSubstr("save_checkpoint: "), HasSubstr("/file/run: Not a directory")));

@@ -136,7 +136,8 @@ Tensor as_layout(const Tensor& local, const LayoutRef& layout);
 
 /// The placement of a tensor on `axes` (a sub-mesh of one or more axes, which all have the same placement). A
 /// plain tensor, which has no layout, counts as Replicate on axes of one rank; on axes of several ranks it
-/// gives a layout error: `<what> is a plain tensor; on tp=2 it needs a layout (as_layout states what it is)`.
+/// gives a layout error: `<what> is a plain tensor; on tp=2 it needs a layout, which says what part of the
+/// whole it is`.
 Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const TensorName& what);
 inline Placement placement_on(const Tensor& t, const DeviceMesh& axes, const TensorName& what) {
   return placement_on(t.layout(), axes, what);

@@ -75,9 +75,10 @@ void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<cons
     if (const std::string fault = memory_fault(t.data); !fault.empty()) wrong(ErrorCode::bad_argument, fault);
     if (t.layout == nullptr) {
       if (mesh && mesh.size() > 1)
-        wrong(ErrorCode::layout,
-              fmt::format("is a plain tensor; on {} it needs a layout (as_layout states what it is)",
-                          to_string(mesh.shape())));
+        wrong(
+            ErrorCode::layout,
+            fmt::format("is a plain tensor; on {} it needs a layout, which says what part of the whole it is",
+                        to_string(mesh.shape())));
       continue;
     }
     if (t.layout->partial())

@@ -292,9 +292,11 @@ class FetchedTensor final : public Transfer::Steps {
 
 const LayoutRef& layout_of(const Tensor& x) {
   if (x.layout() == nullptr)
-    throw Error(ErrorCode::layout,
-                fmt::format("fetch_window: the tensor {} is plain; state its layout first (as_layout)",
-                            to_string(x.shape())));
+    throw Error(
+        ErrorCode::layout,
+        fmt::format(
+            "fetch_window: the tensor {} is plain; give it a layout, which says what part of the whole it is",
+            to_string(x.shape())));
   return x.layout();
 }
 
