@@ -421,8 +421,8 @@ static void save_misfits(rank_args* a) {
               "*Partial(sum)");
   t.layout = NULL;
   CHECK_ERROR(weft_checkpoint_save(folder, mesh, 1, &t, 1, NULL, 0, NULL, &error), WEFT_LAYOUT,
-              "save_checkpoint: \"x\" is a plain tensor; on dp=2 x tp=1 it needs a layout (as_layout states "
-              "what it is)");
+              "save_checkpoint: \"x\" is a plain tensor; on dp=2 x tp=1 it needs a layout, which "
+              "says what part of the whole it is");
   CHECK_ERROR(weft_checkpoint_save(folder, dp, 1, &t, 1, NULL, 0, NULL, &error), WEFT_BAD_ARGUMENT,
               "save_checkpoint: mesh is dp=2, a part of dp=2 x tp=1; expected the whole");
   t.name = a->rank == 0 ? "x" : "y", t.layout = same;

@@ -166,8 +166,8 @@ TEST(Checkpoint, TensorsThatCannotBeSavedAreNamed) {
       return error_text([&] { save_checkpoint(folder.path(), mesh, 1, tensors); });
     };
     EXPECT_EQ(text({{"w", view(w)}}),
-              "layout: save_checkpoint: \"w\" is a plain tensor; on tp=2 it needs a layout (as_layout states "
-              "what it is)");
+              "layout: save_checkpoint: \"w\" is a plain tensor; on tp=2 it needs a layout, which "
+              "says what part of the whole it is");
     EXPECT_EQ(text({{"w", view(w), make_layout(mesh, {Partial{}}, {4})}}),
               "layout: save_checkpoint: \"w\" is (4) as [tp: Partial(sum)]; it must be reduced first");
     EXPECT_EQ(text({{"w", view(w), replicated_layout(other, {4})}}),

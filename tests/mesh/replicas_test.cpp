@@ -145,8 +145,8 @@ TEST(CheckReplicas, WhatCannotBeComparedIsNamed) {
     std::vector<float> w(4);
     const LayoutRef same = replicated_layout(mesh, {4});
     EXPECT_EQ(drift({{"w", view(w), nullptr}}, mesh),
-              "layout: check_replicas: \"w\" is a plain tensor; on dp=2 it needs a layout (as_layout states "
-              "what it is)");
+              "layout: check_replicas: \"w\" is a plain tensor; on dp=2 it needs a layout, which "
+              "says what part of the whole it is");
     EXPECT_EQ(drift({{"w", view(w), replicated_layout(other, {4})}}, mesh["dp"]),
               "layout: check_replicas: \"w\" is laid out over x=2, another mesh than that of dp");
     EXPECT_EQ(drift({{"w", view(w.data(), 3), same}}, mesh),

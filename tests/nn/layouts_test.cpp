@@ -143,20 +143,19 @@ TEST_F(OnMesh, ABiasIsCutAsTheFeatures) {
             "as [dp: Replicate, tp: Shard(0)]; expected its features cut as the bias is");
   const LayoutRef whole = make_layout(mesh, {kReplicate, kReplicate}, {8, 4});
   EXPECT_EQ(text(whole, nullptr),
-            "layout: \"\": y: the bias is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states "
-            "what it "
-            "is)");
+            "layout: \"\": y: the bias is a plain tensor; on dp=2 x tp=2 it needs a layout, which "
+            "says what part of the whole it is");
 }
 
 TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
   Linear layer(8, 6);
   make(layer);
-  EXPECT_EQ(
-      error_text(ErrorCode::layout,
-                 [&] {
-                   layer.forward(Tensor::zeros(bench.context, {2, 8}), frame);
-                 }),
-      "\"\": x is a plain tensor; on dp=2 x tp=2 it needs a layout, which says what part of the whole it is");
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         layer.forward(Tensor::zeros(bench.context, {2, 8}), frame);
+                       }),
+            "\"\": x is a plain tensor; on dp=2 x tp=2 it needs a layout, which "
+            "says what part of the whole it is");
   RMSNorm norm(8);
   EXPECT_EQ(error_text(ErrorCode::layout,
                        [&] {
@@ -239,8 +238,8 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
                        [&] {
                          loss.forward({logits, labels.with_layout(nullptr), valid}, frame);
                        }),
-            "cross entropy: labels is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states "
-            "what it is)");
+            "cross entropy: labels is a plain tensor; on dp=2 x tp=2 it needs a layout, which "
+            "says what part of the whole it is");
   // A count of this rank only would scale the loss by the number of ranks.
   EXPECT_EQ(error_text(ErrorCode::layout,
                        [&] {
@@ -453,7 +452,8 @@ TEST_F(OnMesh, ARowLayersBiasOfAPartialGradientIsPartial) {
                        [&] {
                          row.backward(Tensor::zeros(bench.context, {2, 6}), fresh);
                        }),
-            "\"\": dy is a plain tensor; on dp=2 x tp=2 it needs a layout, which says what part of the whole "
+            "\"\": dy is a plain tensor; on dp=2 x tp=2 it needs a layout, which "
+            "says what part of the whole "
             "it is");
 }
 
