@@ -1,0 +1,93 @@
+// Casts to and from eight bits against a copy of the same memory: bytes read and written per second.
+//
+//   float8_bench [MiB of f32 per matrix, 128] [threads, 1]
+//
+// Each row is the best of 15 runs. "of copy": the row's rate divided by that of memcpy of the f32 matrix, in
+// the same threads. A matrix has 4096 columns. WEFT_CPU_ISA chooses the instructions.
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "weft/base/random.hpp"
+#include "weft/nn/float8.hpp"
+
+namespace {
+
+using namespace weft;
+using float8::Granularity;
+
+double best_seconds(const std::function<void()>& run) {
+  double best = 1e9;
+  for (int i = 0; i < 15; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    run();
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return best;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::int64_t columns = 4096, mib = argc > 1 ? std::atol(argv[1]) : 128;
+  const std::int64_t rows = (mib << 20) / 4 / columns, count = rows * columns;
+  const int threads = argc > 2 ? std::atoi(argv[2]) : 1;
+  if (rows < 1 || threads < 1) {
+    std::fprintf(stderr, "float8_bench: expected at least 1 MiB and 1 thread\n");
+    return 1;
+  }
+  kernels::KernelContext ctx(threads);
+  const Shape shape{rows, columns};
+  const auto elements = static_cast<std::size_t>(count);
+  std::vector<float> x(elements), copy(elements), amax(static_cast<std::size_t>(rows)),
+      of_columns(static_cast<std::size_t>(columns));
+  std::vector<bf16> half(elements);
+  std::vector<std::uint8_t> codes(elements);
+  RandomStream(1, "float8_bench").normal(0, count, x.data());
+  TensorView to = view(codes.data(), shape);
+  to.dtype = DType::f8e4m3;
+  const std::vector<float> by_row(static_cast<std::size_t>(rows), 90.0F),
+      by_column(static_cast<std::size_t>(columns), 90.0F);
+
+  const double bytes = static_cast<double>(count);
+  double copied = 0;
+  std::printf("| %-34s | GB/s   | of copy |\n|---|---|---|\n", "operation");
+  const auto row = [&](const char* name, double bytes_per_element, const std::function<void()>& run) {
+    const double rate = bytes_per_element * bytes / best_seconds(run) / 1e9;
+    if (copied == 0) copied = rate;
+    std::printf("| %-34s | %6.1f | %7.2f |\n", name, rate, rate / copied);
+  };
+  row("memcpy f32 (reads and writes)", 8, [&] {
+    std::vector<std::jthread> others;
+    const auto part = [&](int t) {
+      const std::int64_t begin = count * t / threads, end = count * (t + 1) / threads;
+      std::memcpy(copy.data() + begin, x.data() + begin, static_cast<std::size_t>(end - begin) * 4);
+    };
+    for (int t = 1; t < threads; ++t) others.emplace_back(part, t);
+    part(0);
+  });
+  const ConstTensorView from = view(x.data(), shape);
+  const TensorView values = view(half.data(), shape);
+  row("amax of f32, tensorwise", 4, [&] { float8::amax(ctx, from, Granularity::tensorwise, amax.data()); });
+  row("amax of f32, rowwise", 4, [&] { float8::amax(ctx, from, Granularity::rowwise, amax.data()); });
+  row("amax of f32, columnwise", 4,
+      [&] { float8::amax(ctx, from, Granularity::columnwise, of_columns.data()); });
+  row("f32 to codes, tensorwise", 5,
+      [&] { float8::quantise(ctx, from, Granularity::tensorwise, by_row.data(), to); });
+  row("f32 to codes, rowwise", 5,
+      [&] { float8::quantise(ctx, from, Granularity::rowwise, by_row.data(), to); });
+  row("f32 to codes, columnwise", 5,
+      [&] { float8::quantise(ctx, from, Granularity::columnwise, by_column.data(), to); });
+  row("f32 to values in bf16, rowwise", 6, [&] {
+    float8::quantise_to_bf16(ctx, from, Granularity::rowwise, by_row.data(), DType::f8e4m3, values);
+  });
+  row("bf16 to codes, tensorwise", 3,
+      [&] { float8::quantise(ctx, values, Granularity::tensorwise, by_row.data(), to); });
+  row("codes to bf16", 3, [&] { float8::widen(ctx, to, values); });
+  row("codes to f32", 5, [&] { float8::widen(ctx, to, view(copy.data(), shape)); });
+  return 0;
+}

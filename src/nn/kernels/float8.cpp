@@ -1,0 +1,370 @@
+// weft/nn/float8.hpp on the CPU. A cast is a few operations on the bits of a float, the same for both
+// formats, so that the compiler turns the loops into vector code.
+#include "weft/nn/float8.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <cmath>
+#include <vector>
+
+#include "host/clones.hpp"
+#include "nn/kernels/cpu_context.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::float8 {
+namespace {
+
+using kernels::KernelContext;
+using kernels::cpu::parallel_for;
+
+// A format as the casts see it. Magnitudes are bits of f32 without sign, as signed numbers, because AVX2
+// compares only these.
+//
+// A magnitude of at least `least_normal` keeps its upper bits: adding almost half of the last kept bit, and
+// the last kept bit itself, rounds to nearest, ties to even. Below, all codes are multiples of one step:
+// adding `magic`, the power of two whose last bit is that step, rounds in the same way.
+struct Float8Format {
+  std::int32_t dropped;       // mantissa bits of f32 that the format lacks
+  std::int32_t rebias;        // (bias of f32 - bias of the format) << 23
+  std::int32_t least_normal;  // the smallest normal magnitude
+  std::int32_t largest;       // the largest finite magnitude
+  std::int32_t largest_code;
+  float magic, step;
+};
+constexpr std::int32_t bits_of(float f) { return std::bit_cast<std::int32_t>(f); }
+constexpr Float8Format kE4m3{20, 120 << 23, bits_of(0x1p-6F), bits_of(448.0F), 0x7e, 0x1p14F, 0x1p-9F};
+constexpr Float8Format kE5m2{21, 112 << 23, bits_of(0x1p-14F), bits_of(57344.0F), 0x7b, 0x1p7F, 0x1p-16F};
+
+constexpr std::int32_t kMagnitude = 0x7fffffff, kInfinite = 0x7f800000, kNaN = 0x7fc00000;
+
+WEFT_INLINE inline float f32_of(float x) { return x; }
+WEFT_INLINE inline float f32_of(bf16 x) { return static_cast<float>(x); }
+
+WEFT_INLINE inline std::int32_t rounded_at(std::int32_t magnitude, std::int32_t dropped) {
+  return magnitude + ((1 << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1);
+}
+
+WEFT_INLINE inline void store(float v, const Float8Format& f, std::uint8_t& code) {
+  const std::int32_t bits = bits_of(v), magnitude = bits & kMagnitude;
+  const std::int32_t m = magnitude < f.largest ? magnitude : f.largest;
+  const std::int32_t normal = (rounded_at(m, f.dropped) - f.rebias) >> f.dropped;
+  const std::int32_t small = bits_of(std::bit_cast<float>(m) + f.magic) - bits_of(f.magic);
+  std::int32_t c = m < f.least_normal ? small : normal;
+  c = magnitude > kInfinite ? 0x7f : c;
+  code = static_cast<std::uint8_t>(c | ((bits >> 24) & 0x80));
+}
+
+WEFT_INLINE inline void store(float v, const Float8Format& f, bf16& value) {
+  const std::int32_t bits = bits_of(v), magnitude = bits & kMagnitude;
+  const std::int32_t m = magnitude < f.largest ? magnitude : f.largest;
+  const std::int32_t normal = (rounded_at(m, f.dropped) >> f.dropped) << f.dropped;
+  const std::int32_t small = bits_of((std::bit_cast<float>(m) + f.magic) - f.magic);
+  std::int32_t c = m < f.least_normal ? small : normal;
+  c = magnitude > kInfinite ? kNaN : c;
+  value.bits = static_cast<std::uint16_t>((c >> 16) | ((bits >> 16) & 0x8000));
+}
+
+template <class In, class Out>
+WEFT_INLINE inline void cast_by_one(const In* x, float scale, const Float8Format& format, Out* out,
+                                    std::int64_t n) {
+  const Float8Format f = format;
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) store(f32_of(x[i]) * scale, f, out[i]);
+}
+template <class In, class Out>
+WEFT_INLINE inline void cast_by_each(const In* x, const float* scales, const Float8Format& format, Out* out,
+                                     std::int64_t n) {
+  const Float8Format f = format;
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) store(f32_of(x[i]) * scales[i], f, out[i]);
+}
+
+#define WEFT_FLOAT8_CASTS(In, Out)                                                                     \
+  WEFT_CPU_CLONES(void, cast_range,                                                                    \
+                  (const In* x, float scale, const Float8Format& f, Out* out, std::int64_t n),         \
+                  (x, scale, f, out, n)) {                                                             \
+    cast_by_one(x, scale, f, out, n);                                                                  \
+  }                                                                                                    \
+  WEFT_CPU_CLONES(void, cast_range_by_each,                                                            \
+                  (const In* x, const float* scales, const Float8Format& f, Out* out, std::int64_t n), \
+                  (x, scales, f, out, n)) {                                                            \
+    cast_by_each(x, scales, f, out, n);                                                                \
+  }
+WEFT_FLOAT8_CASTS(float, std::uint8_t)
+WEFT_FLOAT8_CASTS(float, bf16)
+WEFT_FLOAT8_CASTS(bf16, std::uint8_t)
+WEFT_FLOAT8_CASTS(bf16, bf16)
+#undef WEFT_FLOAT8_CASTS
+
+WEFT_INLINE inline std::int32_t widened(std::uint8_t code, const Float8Format& f) {
+  const std::int32_t m = code & 0x7f;
+  const std::int32_t normal = (m << f.dropped) + f.rebias;
+  const std::int32_t small = bits_of(static_cast<float>(m) * f.step);
+  std::int32_t bits = normal < f.least_normal ? small : normal;
+  const std::int32_t beyond = (m & 3) == 0 && f.largest_code == 0x7b ? kInfinite : kNaN;
+  bits = m > f.largest_code ? beyond : bits;
+  return bits | static_cast<std::int32_t>(static_cast<std::uint32_t>(code & 0x80) << 24);
+}
+WEFT_CPU_CLONES(void, widen_range,
+                (const std::uint8_t* codes, const Float8Format& format, bf16* out, std::int64_t n),
+                (codes, format, out, n)) {
+  const Float8Format f = format;
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) out[i].bits = static_cast<std::uint16_t>(widened(codes[i], f) >> 16);
+}
+WEFT_CPU_CLONES(void, widen_range,
+                (const std::uint8_t* codes, const Float8Format& format, float* out, std::int64_t n),
+                (codes, format, out, n)) {
+  const Float8Format f = format;
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(widened(codes[i], f));
+}
+
+// Magnitudes rise with their bits, and those of NaNs are above all others: one maximum of integers, in any
+// order, finds the largest magnitude or a NaN.
+template <class T>
+WEFT_INLINE inline std::int32_t largest_magnitude(const T* x, std::int64_t n) {
+  std::int32_t most = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int32_t m = bits_of(f32_of(x[i])) & kMagnitude;
+    most = m > most ? m : most;
+  }
+  return most;
+}
+template <class T>
+WEFT_INLINE inline void raise_magnitudes(const T* x, std::int32_t* most, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    const std::int32_t m = bits_of(f32_of(x[i])) & kMagnitude;
+    most[i] = m > most[i] ? m : most[i];
+  }
+}
+#define WEFT_FLOAT8_AMAX(T)                                                                            \
+  WEFT_CPU_CLONES(std::int32_t, amax_of_range, (const T* x, std::int64_t n), (x, n)) {                 \
+    return largest_magnitude(x, n);                                                                    \
+  }                                                                                                    \
+  WEFT_CPU_CLONES(void, raise_range, (const T* x, std::int32_t* most, std::int64_t n), (x, most, n)) { \
+    raise_magnitudes(x, most, n);                                                                      \
+  }
+WEFT_FLOAT8_AMAX(float)
+WEFT_FLOAT8_AMAX(bf16)
+#undef WEFT_FLOAT8_AMAX
+
+WEFT_CPU_CLONES(void, rescale_row,
+                (const float* product, float row, const float* columns, float column, const float* bias,
+                 float* out, bool add, std::int64_t n),
+                (product, row, columns, column, bias, out, add, n)) {
+  const auto each = [&](auto term) WEFT_INLINE {
+    if (add) {
+#pragma GCC ivdep
+      for (std::int64_t i = 0; i < n; ++i) out[i] = out[i] + term(i);
+    } else {
+#pragma GCC ivdep
+      for (std::int64_t i = 0; i < n; ++i) out[i] = term(i);
+    }
+  };
+  if (columns != nullptr && bias != nullptr)
+    each([&](std::int64_t i) WEFT_INLINE { return product[i] * row * columns[i] + bias[i]; });
+  else if (columns != nullptr)
+    each([&](std::int64_t i) WEFT_INLINE { return product[i] * row * columns[i]; });
+  else if (bias != nullptr)
+    each([&](std::int64_t i) WEFT_INLINE { return product[i] * row * column + bias[i]; });
+  else
+    each([&](std::int64_t i) WEFT_INLINE { return product[i] * row * column; });
+}
+
+constexpr std::int64_t kFlatBlock = std::int64_t{1} << 14;  // elements that one task takes
+
+[[noreturn]] void refuse_float8(const std::string& text) {
+  throw Error(ErrorCode::bad_argument, "float8: " + text);
+}
+
+const Float8Format& format_of(DType format) {
+  if (format == DType::f8e4m3) return kE4m3;
+  if (format == DType::f8e5m2) return kE5m2;
+  refuse_float8(fmt::format("the format is {}; expected f8e4m3 or f8e5m2", name(format)));
+}
+
+void expect_on_cpu(const KernelContext& ctx) {
+  if (ctx.stream().device != Device{})
+    throw Error(ErrorCode::unsupported, fmt::format("float8: {} has no kernels for it; expected the CPU",
+                                                    to_string(ctx.stream().device)));
+}
+
+void expect_matrix(const KernelContext& ctx, const char* what, const ConstTensorView& t) {
+  expect_on_cpu(ctx);
+  if (t.count() > 0 && !t.contiguous()) refuse_float8(fmt::format("{} is not contiguous", what));
+}
+void expect_operand(const KernelContext& ctx, const ConstTensorView& x) {
+  expect_matrix(ctx, "x", x);
+  if (x.dtype != DType::f32 && x.dtype != DType::bf16)
+    refuse_float8(fmt::format("x is {}; expected f32 or bf16", name(x.dtype)));
+}
+void expect_shape(const char* what, const ConstTensorView& t, const Shape& shape) {
+  if (!(t.shape == shape))
+    refuse_float8(fmt::format("{} is {}; expected {}", what, to_string(t.shape), to_string(shape)));
+}
+
+// Calls body(first row, end) for ranges of rows that take about one flat block each.
+template <class Body>
+void by_rows(KernelContext& ctx, MatrixSize size, Body&& body) {
+  const std::int64_t rows = std::max<std::int64_t>(1, kFlatBlock / std::max<std::int64_t>(1, size.columns));
+  kernels::cpu::parallel_blocks(ctx.state(), size.rows, rows, body);
+}
+
+template <class T>
+void amax_of(KernelContext& ctx, const T* x, MatrixSize size, Granularity granularity, std::int32_t* most) {
+  if (granularity == Granularity::rowwise) {
+    by_rows(ctx, size, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r) most[r] = amax_of_range(x + r * size.columns, size.columns);
+    });
+    return;
+  }
+  // A maximum for each thread's part, then the maximum of these.
+  const bool flat = granularity == Granularity::tensorwise;
+  const std::int64_t count = flat ? 1 : size.columns, whole = flat ? size.rows * size.columns : size.rows;
+  const std::int64_t least = flat ? kFlatBlock : 16,
+                     parts = std::clamp<std::int64_t>(whole / least, 1, ctx.threads());
+  std::vector<std::int32_t> found(static_cast<std::size_t>(parts * count), 0);
+  parallel_for(ctx.state(), parts, [&](std::int64_t part, int) {
+    std::int32_t* const mine = found.data() + part * count;
+    const std::int64_t begin = whole * part / parts, end = whole * (part + 1) / parts;
+    if (flat) {
+      *mine = amax_of_range(x + begin, end - begin);
+      return;
+    }
+    for (std::int64_t r = begin; r < end; ++r) raise_range(x + r * size.columns, mine, size.columns);
+  });
+  std::fill(most, most + count, 0);
+  for (std::int64_t part = 0; part < parts; ++part)
+    for (std::int64_t i = 0; i < count; ++i) most[i] = std::max(most[i], found[part * count + i]);
+}
+
+template <class In, class Out>
+void cast_matrix(KernelContext& ctx, const In* x, MatrixSize size, Granularity granularity,
+                 const float* scales, const Float8Format& format, Out* out) {
+  if (granularity == Granularity::tensorwise) {
+    kernels::cpu::parallel_blocks(ctx.state(), size.rows * size.columns, kFlatBlock,
+                                  [&](std::int64_t begin, std::int64_t end) {
+                                    cast_range(x + begin, *scales, format, out + begin, end - begin);
+                                  });
+    return;
+  }
+  by_rows(ctx, size, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const std::int64_t at = r * size.columns;
+      if (granularity == Granularity::rowwise)
+        cast_range(x + at, scales[r], format, out + at, size.columns);
+      else
+        cast_range_by_each(x + at, scales, format, out + at, size.columns);
+    }
+  });
+}
+
+template <class Out>
+void cast_view(KernelContext& ctx, const ConstTensorView& x, Granularity granularity, const float* scales,
+               const Float8Format& format, Out* out) {
+  const MatrixSize size = matrix_size(x.shape);
+  if (x.dtype == DType::bf16)
+    cast_matrix(ctx, reinterpret_cast<const bf16*>(x.data), size, granularity, scales, format, out);
+  else
+    cast_matrix(ctx, reinterpret_cast<const float*>(x.data), size, granularity, scales, format, out);
+}
+
+}  // namespace
+
+MatrixSize matrix_size(const Shape& shape) noexcept {
+  if (shape.rank() == 0) return {1, 1};
+  const std::int64_t columns = shape.back();
+  std::int64_t rows = 1;
+  for (int d = 0; d + 1 < shape.rank(); ++d) rows *= shape[d];
+  return {rows, columns};
+}
+
+std::int64_t scale_count(const Shape& shape, Granularity granularity) noexcept {
+  switch (granularity) {
+    case Granularity::tensorwise: return 1;
+    case Granularity::rowwise: return matrix_size(shape).rows;
+    case Granularity::columnwise: return matrix_size(shape).columns;
+  }
+  return 0;
+}
+
+double largest_of(DType format) {
+  return static_cast<double>(std::bit_cast<float>(format_of(format).largest));
+}
+
+float scale_of(float amax, DType format, bool power_of_two) {
+  constexpr double kLeast = 1e-12;
+  const double wide = amax;
+  const auto scale = static_cast<float>(largest_of(format) / (wide < kLeast ? kLeast : wide));
+  if (!power_of_two || !(scale > 0)) return scale;
+  int exponent = 0;
+  std::frexp(scale, &exponent);  // scale is in [2^(exponent - 1), 2^exponent)
+  return std::ldexp(1.0F, exponent - 1);
+}
+
+void amax(KernelContext& ctx, const ConstTensorView& x, Granularity granularity, float* amax) {
+  expect_operand(ctx, x);
+  const MatrixSize size = matrix_size(x.shape);
+  std::vector<std::int32_t> most(static_cast<std::size_t>(scale_count(x.shape, granularity)));
+  if (x.dtype == DType::bf16)
+    amax_of(ctx, reinterpret_cast<const bf16*>(x.data), size, granularity, most.data());
+  else
+    amax_of(ctx, reinterpret_cast<const float*>(x.data), size, granularity, most.data());
+  for (std::size_t i = 0; i < most.size(); ++i) amax[i] = std::bit_cast<float>(most[i]);
+}
+
+void quantise(KernelContext& ctx, const ConstTensorView& x, Granularity granularity, const float* scales,
+              const TensorView& codes) {
+  expect_operand(ctx, x);
+  expect_matrix(ctx, "codes", codes);
+  expect_shape("codes", codes, x.shape);
+  cast_view(ctx, x, granularity, scales, format_of(codes.dtype), reinterpret_cast<std::uint8_t*>(codes.data));
+}
+
+void quantise_to_bf16(KernelContext& ctx, const ConstTensorView& x, Granularity granularity,
+                      const float* scales, DType format, const TensorView& values) {
+  expect_operand(ctx, x);
+  expect_matrix(ctx, "values", values);
+  expect_shape("values", values, x.shape);
+  if (values.dtype != DType::bf16)
+    refuse_float8(fmt::format("values are {}; expected bf16", name(values.dtype)));
+  cast_view(ctx, x, granularity, scales, format_of(format), reinterpret_cast<bf16*>(values.data));
+}
+
+void widen(KernelContext& ctx, const ConstTensorView& codes, const TensorView& values) {
+  expect_matrix(ctx, "codes", codes);
+  expect_matrix(ctx, "values", values);
+  expect_shape("values", values, codes.shape);
+  const Float8Format& format = format_of(codes.dtype);
+  if (values.dtype != DType::bf16 && values.dtype != DType::f32)
+    refuse_float8(fmt::format("values are {}; expected bf16 or f32", name(values.dtype)));
+  const auto* const from = reinterpret_cast<const std::uint8_t*>(codes.data);
+  kernels::cpu::parallel_blocks(
+      ctx.state(), codes.count(), kFlatBlock, [&](std::int64_t begin, std::int64_t end) {
+        if (values.dtype == DType::bf16)
+          widen_range(from + begin, format, reinterpret_cast<bf16*>(values.data) + begin, end - begin);
+        else
+          widen_range(from + begin, format, reinterpret_cast<float*>(values.data) + begin, end - begin);
+      });
+}
+
+void rescale(KernelContext& ctx, const float* product, MatrixSize size, ScaleList rows, ScaleList columns,
+             const float* bias, float* out, bool add) {
+  expect_on_cpu(ctx);
+  std::vector<float> of_columns(columns.each ? static_cast<std::size_t>(size.columns) : 0);
+  for (std::size_t i = 0; i < of_columns.size(); ++i) of_columns[i] = 1.0F / columns.scales[i];
+  const float column = columns.each ? 0.0F : 1.0F / *columns.scales;
+  by_rows(ctx, size, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) {
+      const float row = 1.0F / rows.scales[rows.each ? r : 0];
+      const std::int64_t at = r * size.columns;
+      rescale_row(product + at, row, columns.each ? of_columns.data() : nullptr, column, bias, out + at, add,
+                  size.columns);
+    }
+  });
+}
+
+}  // namespace weft::float8
