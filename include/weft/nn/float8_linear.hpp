@@ -1,0 +1,119 @@
+// Linear layers whose products take operands of eight bits. apply_float8 (weft/train/float8.hpp) chooses the
+// layers of a model. Used by the one rank (thread) that owns the model.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/nn/linear.hpp"
+
+namespace weft {
+
+/// The formats and scales of a float8 layer's three products, as torchao 0.18 has them
+/// (torchao/float8/config.py). Scales are dynamic: each pass computes them from the tensors that it casts.
+enum class Float8Recipe : unsigned char {
+  /// One scale for a tensor; x and weight f8e4m3, dy f8e5m2.
+  tensorwise,
+  /// One scale for each row of the left operand and each column of the right operand of a product; f8e4m3;
+  /// scales are powers of two. x, dy and the weight are cast twice, since their products run along different
+  /// dimensions.
+  rowwise,
+  /// As rowwise, but dw = dyᵀ x is a product of bf16, and in dx = dy w the weight has one scale.
+  rowwise_gw_hp
+};
+/// "tensorwise", "rowwise", "rowwise_gw_hp".
+std::string_view name(Float8Recipe recipe) noexcept;
+/// The recipe of that name. Throws bad_argument for other names; for "delayed" the text says why weft does
+/// not have delayed scaling.
+Float8Recipe float8_recipe_from_name(std::string_view name);
+
+/// Over which elements the largest magnitude of an activation or a gradient is taken. A weight's scale is
+/// always that of the whole weight.
+enum class Float8Scales : unsigned char {
+  /// The rank's own part, as in torchao. No communication. Codes depend on how a batch is cut.
+  own,
+  /// The whole tensor over all ranks that have a part of it: codes do not depend on the mesh. Costs one
+  /// all-reduce of the amax for each cast of a tensor that is cut: one number, or one for each row or column.
+  whole
+};
+
+/// The reaction if an activation or a gradient has an element that is not finite.
+enum class Float8NotFinite : unsigned char {
+  /// All ranks throw at the end of the pass of the converted model, naming the first such tensor.
+  error,
+  /// The layer's results are NaNs, so that the gradients are, too: LossScaler, or clip_grad_norm with
+  /// NonFinite::skip, then skips the step on all ranks. Costs no communication.
+  propagate
+};
+
+struct Float8LinearOptions {
+  Float8Recipe recipe = Float8Recipe::rowwise;
+  Float8Scales scales = Float8Scales::own;
+  Float8NotFinite not_finite = Float8NotFinite::error;
+};
+
+/// The float8 layers of one model: they share the scales of their weights, which are computed for all of them
+/// at once. A layer keeps the object alive.
+///
+/// A converted Linear keeps its type, paths, parameters, layouts and boundaries. y = x wᵀ + b with x and w
+/// cast to float8; the product is summed in f32 (in bf16's products, which hold each value exactly) and
+/// multiplied by the reciprocals of the scales; the bias is added in f32. dx and dw in the same way; db is
+/// the sum of dy, which is not cast. Boundaries before and after the layer, which cross ranks, are not
+/// float8. On its Frame the layer keeps exactly what dw needs: tensorwise: the codes of x; rowwise: codes of
+/// x along the other dimension, made in forward; rowwise_gw_hp: x in bf16.
+///
+/// Masters stay f32, and checkpoints do not know of float8.
+class Float8Linears {
+ public:
+  explicit Float8Linears(const Float8LinearOptions& options);
+  Float8Linears(const Float8Linears&) = delete;
+  Float8Linears& operator=(const Float8Linears&) = delete;
+
+  const Float8LinearOptions& options() const noexcept { return options_; }
+
+  /// Returns why `layer` cannot be converted; empty if it can. A derived class, a layer with a spectral norm
+  /// or with other passes, and a weight that several modules share are refused. Sizes are not: apply_float8
+  /// leaves out those that the products of GPUs do not take.
+  static std::string refusal(const Linear& layer);
+  /// From now on the layer computes in float8, until restore(). Throws bad_argument with refusal().
+  static void convert(const std::shared_ptr<Float8Linears>& self, Linear& layer);
+  /// The layers compute as before again.
+  void restore() noexcept;
+  const std::vector<Linear*>& layers() const noexcept { return layers_; }
+
+  /// Computes the scales of all weights from the masters, if any master changed since the last time. If
+  /// weights are cut over ranks, one all-reduce of the largest magnitudes of all weights, collective over the
+  /// axes that cut any of them: all scales are those of the whole weights. A pass calls it; call it after the
+  /// optimizer's step to have the communication there. Throws bad_argument on all these ranks, naming the
+  /// weight, if a weight is not finite; unsupported on a device.
+  void update_scales();
+
+  /// The scales of the weight of layers()[layer], for the whole weight: of its rows (out) for y, of its
+  /// columns (in) for dx, and of all of it. A recipe leaves those that it does not use empty. Valid after
+  /// update_scales().
+  struct WeightScales {
+    std::vector<float> rows, columns;
+    float tensor = 0;
+  };
+  const WeightScales& scales(std::size_t layer) const { return scales_.at(layer); }
+
+  /// With Float8NotFinite::error: throws bad_argument if an activation or a gradient of a pass since the
+  /// last call was not finite on any rank, on all ranks of the model's mesh. Collective over that mesh (one
+  /// number).
+  void expect_finite();
+
+ private:
+  friend class Float8LinearPasses;
+  void note_not_finite(const Linear& layer, bool gradient) noexcept;
+  const Float8LinearOptions options_;
+  std::vector<Linear*> layers_;
+  std::vector<WeightScales> scales_;  // by layer
+  std::uint64_t versions_ = 0;        // of the masters whose scales are known
+  bool known_ = false;
+  std::size_t first_not_finite_ = 0;  // 0: none; otherwise the number of a tensor
+};
+
+}  // namespace weft

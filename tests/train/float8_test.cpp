@@ -1,0 +1,416 @@
+// Models in float8: the choice of layers, one rank and meshes, and what a training run sees of it.
+#include "weft/train/float8.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "support/calls_made.hpp"
+#include "support/near.hpp"
+#include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/nn/activation.hpp"
+#include "weft/nn/norm.hpp"
+#include "weft/nn/optimizer.hpp"
+#include "weft/tp/parallelize.hpp"
+#include "weft/train/checkpoint.hpp"
+#include "weft/train/fully_shard.hpp"
+#include "weft/train/gradients.hpp"
+#include "weft/train/loss_scaler.hpp"
+
+namespace weft::float8_model_test {
+namespace {
+
+using test::error_text;
+using test::random_tensor;
+using test::Rank;
+using test::Ranks;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr Float8Recipe kRecipes[] = {Float8Recipe::tensorwise, Float8Recipe::rowwise,
+                                     Float8Recipe::rowwise_gw_hp};
+
+// embed, layers.0 … (norm, up, act, down), head
+std::unique_ptr<Sequential> float8_net(int layers = 2) {
+  auto net = std::make_unique<Sequential>();
+  const Init init = Normal{.std = 0.3};
+  net->append("embed", std::make_unique<Linear>(16, 32, true, init));
+  auto blocks = std::make_unique<Sequential>();
+  for (int i = 0; i < layers; ++i) {
+    auto block = std::make_unique<Sequential>();
+    block->append("norm", std::make_unique<RMSNorm>(32));
+    block->append("up", std::make_unique<Linear>(32, 48, true, init));
+    block->append("act", std::make_unique<GELU>());
+    block->append("down", std::make_unique<Linear>(48, 32, true, init));
+    blocks->append(std::move(block));
+  }
+  net->append("layers", std::move(blocks));
+  net->append("head", std::make_unique<Linear>(32, 16, true, init));
+  return net;
+}
+
+Plan plan_of_net() { return {{"layers.*.up", Style::column}, {"layers.*.down", Style::row}}; }
+
+std::vector<std::string> paths_of(const Float8Model& model) {
+  std::vector<std::string> paths;
+  for (const Linear* layer : model.linears()->layers()) paths.push_back(layer->path());
+  return paths;
+}
+
+TEST(ApplyFloat8, ReportsWhatItDid) {
+  const auto net = float8_net(1);
+  net->append("odd", std::make_unique<Linear>(16, 24));
+  {
+    const auto model = apply_float8(*net, Float8Recipe::rowwise);
+    EXPECT_THAT(paths_of(*model), ElementsAre("embed", "layers.0.up", "layers.0.down"));
+    EXPECT_EQ(model->report().converted(), 3);
+    EXPECT_EQ(model->report().text(),
+              "float8 rowwise: 3 of 5 linear layers\n"
+              "  \"head\" (16, 32) stays: \"head\" is left out unless `only` names the layer\n"
+              "  \"odd\" (24, 16) stays: its sizes are not multiples of 16");
+  }
+  EXPECT_EQ(net->get("embed").passes(), nullptr);  // the model is as before
+}
+
+TEST(ApplyFloat8, Filters) {
+  const auto net = float8_net();
+  const auto converted = [&](const Float8Filter& filter) {
+    return paths_of(*apply_float8(*net, Float8Recipe::tensorwise, {.filter = filter}));
+  };
+  EXPECT_THAT(converted({.only = {"layers.1"}}), ElementsAre("layers.1.up", "layers.1.down"));
+  EXPECT_THAT(converted({.only = {"layers.*.up", "head"}}),
+              ElementsAre("layers.0.up", "layers.1.up", "head"));
+  EXPECT_THAT(converted({.except = {"layers.0", "embed"}}), ElementsAre("layers.1.up", "layers.1.down"));
+  EXPECT_THAT(converted({.except = {"layers"}, .left_out = {}}), ElementsAre("embed", "head"));
+  EXPECT_THAT(converted({.least_elements = 1000}),
+              ElementsAre("layers.0.up", "layers.0.down", "layers.1.up", "layers.1.down"));
+  // A pattern for modules above a layer that is left out by name does not ask for that layer.
+  const auto parent = std::make_unique<Sequential>();
+  auto moe = std::make_unique<Sequential>();
+  moe->append("router", std::make_unique<Linear>(16, 16));
+  moe->append("gate", std::make_unique<Linear>(16, 16));
+  parent->append("moe", std::move(moe));
+  EXPECT_THAT(paths_of(*apply_float8(*parent, Float8Recipe::tensorwise, {.filter = {.only = {"moe"}}})),
+              ElementsAre("moe.gate"));
+  EXPECT_THAT(
+      paths_of(*apply_float8(*parent, Float8Recipe::tensorwise, {.filter = {.only = {"moe", "moe.router"}}})),
+      ElementsAre("moe.router", "moe.gate"));
+}
+
+TEST(ApplyFloat8, WhatIsRefused) {
+  const auto net = float8_net(1);
+  const auto text = [&](const Float8Filter& filter) {
+    return error_text(ErrorCode::bad_argument,
+                      [&] { apply_float8(*net, Float8Recipe::rowwise, {.filter = filter}); });
+  };
+  EXPECT_EQ(text({.only = {"layers.*.q_proj"}}),
+            "apply_float8: filter.only: \"layers.*.q_proj\" matches no module");
+  EXPECT_EQ(text({.except = {"blocks"}}), "apply_float8: filter.except: \"blocks\" matches no module");
+  EXPECT_EQ(text({.only = {"layers.0.norm"}}),
+            "apply_float8: nothing to convert; expected at least one layer\n"
+            "float8 rowwise: 0 of 4 linear layers\n"
+            "  \"embed\" (32, 16) stays: no pattern of `only` matches it\n"
+            "  \"layers.0.up\" (48, 32) stays: no pattern of `only` matches it\n"
+            "  \"layers.0.down\" (32, 48) stays: no pattern of `only` matches it\n"
+            "  \"head\" (16, 32) stays: no pattern of `only` matches it");
+  const auto model = apply_float8(*net, Float8Recipe::rowwise);
+  EXPECT_THAT(text({.only = {"embed"}}), HasSubstr("\"embed\" (32, 16) stays: has other passes already"));
+}
+
+// --- scales of cut weights ---
+
+void expect_equal(const Float8Linears& got, const Float8Linears& expected) {
+  ASSERT_EQ(got.layers().size(), expected.layers().size());
+  for (std::size_t i = 0; i < got.layers().size(); ++i) {
+    EXPECT_EQ(got.scales(i).rows, expected.scales(i).rows) << got.layers()[i]->path();
+    EXPECT_EQ(got.scales(i).columns, expected.scales(i).columns) << got.layers()[i]->path();
+    EXPECT_EQ(got.scales(i).tensor, expected.scales(i).tensor) << got.layers()[i]->path();
+  }
+}
+
+// The scales of a model over a mesh are those of the model on one rank, after one all-reduce for all weights.
+void expect_scales_of_one_rank(Rank& rank, const MeshShape& shape, Float8Recipe recipe, DType dtype) {
+  SCOPED_TRACE(to_string(shape) + " " + std::string(name(recipe)));
+  Compute compute(rank.context);
+  const DeviceMesh mesh(rank.group(), shape);
+  const auto serial = float8_net(), net = float8_net();
+  for (Sequential* n : {serial.get(), net.get()})
+    for (Parameter* p : n->parameters()) p->set_dtype(dtype);
+  const Float8Options all{.filter = {.left_out = {}}};
+  parallelize(*net, mesh["tp"], plan_of_net());
+  replicate(*net, mesh);
+  const auto one = apply_float8(*serial, recipe, all), model = apply_float8(*net, recipe, all);
+  const auto sharded = fully_shard(*net, mesh["dp"], {.blocks = {"layers.*"}, .precision = {.param = dtype}});
+  for (Sequential* n : {serial.get(), net.get()}) {
+    materialise(*n, compute);
+    initialise(*n, 9);
+  }
+  one->update_scales();
+  model->update_scales();
+  expect_equal(*model->linears(), *one->linears());
+
+  const DeviceMesh cut = mesh.size() == 1         ? mesh
+                         : mesh["dp"].size() == 1 ? mesh["tp"]
+                         : mesh["tp"].size() == 1 ? mesh["dp"]
+                                                  : mesh[{"dp", "tp"}];
+  const std::size_t before = test::calls_made(cut.group());
+  model->update_scales();  // nothing changed
+  EXPECT_EQ(test::calls_made(cut.group()), before);
+  for (Sequential* n : {serial.get(), net.get()})
+    for (Parameter* p : n->parameters())
+      for (float& w : p->write_master().f32()) w = w * 3 + 0.25F;
+  one->update_scales();
+  model->update_scales();
+  EXPECT_EQ(test::calls_made(cut.group()), before + (mesh.size() == 1 ? 0 : 1));
+  expect_equal(*model->linears(), *one->linears());
+}
+
+TEST(Float8Scales, OfCutWeightsAreThoseOfTheWhole) {
+  const MeshShape shapes[] = {{{"dp", 1}, {"tp", 1}}, {{"dp", 2}, {"tp", 1}}, {{"dp", 3}, {"tp", 1}},
+                              {{"dp", 4}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 1}, {"tp", 4}},
+                              {{"dp", 3}, {"tp", 2}}};
+  for (const MeshShape& shape : shapes)
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      for (const Float8Recipe recipe : kRecipes) expect_scales_of_one_rank(rank, shape, recipe, DType::f32);
+      expect_scales_of_one_rank(rank, shape, Float8Recipe::rowwise, DType::bf16);
+    });
+}
+
+// Two rows over three ranks: one of them has nothing. Segments: each rank has rows of every segment.
+TEST(Float8Scales, OfEmptyShardsAndSegments) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), {{"tp", 3}});
+    for (const Float8Recipe recipe : kRecipes)
+      for (const bool segmented : {false, true}) {
+        Linear one(16, segmented ? 21 : 2, true, Normal{1}), cut(16, segmented ? 21 : 2, true, Normal{1});
+        LayoutRef layout = make_layout(mesh, {{"tp", Shard{0}}}, cut.weight->global_shape());
+        if (segmented) layout = layout->segmented(0, {9, 12});
+        cut.weight->set_layout(layout);
+        replicate(cut, mesh);
+        for (Linear* l : {&one, &cut}) {
+          materialise(*l, compute);
+          initialise(*l, 4);
+        }
+        const auto of_one = std::make_shared<Float8Linears>(Float8LinearOptions{recipe}),
+                   of_cut = std::make_shared<Float8Linears>(Float8LinearOptions{recipe});
+        Float8Linears::convert(of_one, one);
+        Float8Linears::convert(of_cut, cut);
+        of_one->update_scales();
+        of_cut->update_scales();
+        expect_equal(*of_cut, *of_one);
+        of_one->restore();
+        of_cut->restore();
+      }
+  });
+}
+
+// --- passes over meshes ---
+
+// With scales of the whole, all codes are those of one rank; only the order of sums differs.
+void expect_as_serial(Rank& rank, const MeshShape& shape, Float8Recipe recipe, bool sequence) {
+  SCOPED_TRACE(to_string(shape) + " " + std::string(name(recipe)) + (sequence ? " sequence" : ""));
+  Compute compute(rank.context);
+  const DeviceMesh mesh(rank.group(), shape);
+  const auto pair = [] {
+    auto net = std::make_unique<Sequential>();
+    net->append("up", std::make_unique<Linear>(32, 48, true, Normal{0.4}));
+    net->append("down", std::make_unique<Linear>(48, 16, true, Normal{0.4}));
+    return net;
+  };
+  const auto serial = pair(), parallel = pair();
+  const Plan whole{{"up", Style::column}, {"down", Style::row}},
+      cut{{"up", Style::column.on_sequence()}, {"down", Style::row.on_sequence()}};
+  parallelize(*parallel, mesh["tp"], sequence ? cut : whole);
+  replicate(*parallel, mesh);
+  const Float8Options options{.scales = Float8Scales::whole};
+  const auto one = apply_float8(*serial, recipe, options), model = apply_float8(*parallel, recipe, options);
+  for (Module* m : {static_cast<Module*>(serial.get()), static_cast<Module*>(parallel.get())}) {
+    materialise(*m, compute);
+    initialise(*m, 3);
+  }
+  const auto part = [&](const Tensor& t) {
+    LayoutRef layout = make_layout(mesh, {{"dp", Shard{0}}}, t.shape());
+    if (sequence) layout = layout->with(mesh["tp"], Shard{1});
+    return distribute(t, layout);
+  };
+  const Tensor x = random_tensor(rank.context, {4, 8, 32}, "x"),
+               dy = random_tensor(rank.context, {4, 8, 16}, "dy");
+  Frame plain(compute), frame(compute);
+  // Column layers sum as one rank does, so that the row layer's x, and its codes, have the bits of one rank.
+  test::expect_near(full(parallel->forward(part(x), frame)[0]), serial->forward(x, plain)[0], "y");
+  test::expect_near(full(parallel->backward(part(dy), frame)[0]), serial->backward(dy, plain)[0], "dx");
+  for (Parameter* p : serial->parameters())
+    test::expect_near(full(parallel->parameter(p->path())->gradient()), p->gradient(), p->path());
+}
+
+TEST(Float8OverRanks, ScalesOfTheWholeGiveTheCodesOfOneRank) {
+  const MeshShape shapes[] = {
+      {{"dp", 1}, {"tp", 1}}, {{"dp", 2}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}}};
+  for (const MeshShape& shape : shapes)
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      for (const Float8Recipe recipe : kRecipes)
+        for (const bool sequence : {false, true}) expect_as_serial(rank, shape, recipe, sequence);
+    });
+}
+
+// A run on a regression, whose batch is cut over dp.
+struct Float8Run {
+  Float8Run(Rank& rank, const MeshShape& shape, std::optional<Float8Recipe> recipe, bool fsdp,
+            DType dtype = DType::f32, const Float8Options& options = {})
+      : compute(rank.context), mesh(rank.group(), shape), net(float8_net()) {
+    for (Parameter* p : net->parameters()) p->set_dtype(dtype);
+    parallelize(*net, mesh["tp"], plan_of_net());
+    replicate(*net, mesh);
+    if (recipe) float8 = apply_float8(*net, *recipe, options);
+    if (fsdp)
+      sharded = fully_shard(*net, mesh["dp"], {.blocks = {"layers.*"}, .precision = {.param = dtype}});
+    materialise(*net, compute);
+    initialise(*net, 7);
+    optimizer.emplace(compute, net->parameters(), AdamW::Options{});
+  }
+  double step(std::int64_t number) {
+    Frame frame(compute);
+    Tensor whole(compute.context(), {12, 16});
+    RandomStream(static_cast<std::uint64_t>(number) + 3, "x").normal(0, whole.count(), whole.f32().data());
+    const Tensor x = distribute(whole, make_layout(mesh, {{"dp", Shard{0}}}, whole.shape()));
+    const Tensor y = net->forward(x, frame)[0];
+    Tensor dy(compute.context(), y.shape());
+    double loss = 0;
+    for (std::size_t i = 0; i < y.f32().size(); ++i) {
+      const float d = y.f32()[i] - std::tanh(x.f32()[i] * 2);
+      dy.f32()[i] = d / 12;
+      loss += 0.5 * static_cast<double>(d) * static_cast<double>(d) / 12;
+    }
+    net->backward(dy.with_layout(y.layout()), frame);
+    if (!sharded) reduce_gradients(net->parameters(), mesh["dp"]);
+    sync_replicated_gradients(net->parameters(), mesh["tp"]);
+    optimizer->step(0.01);
+    optimizer->zero_gradients();
+    if (mesh["dp"].size() > 1) mesh["dp"].group().all_reduce(loss).wait();
+    return loss;
+  }
+  Compute compute;
+  DeviceMesh mesh;
+  std::unique_ptr<Sequential> net;
+  std::unique_ptr<Float8Model> float8;
+  std::unique_ptr<FullySharded> sharded;
+  std::optional<AdamW> optimizer;
+};
+
+// The mean loss of the last steps is near that without float8, on each mesh, with and without sharding.
+TEST(Float8OverRanks, TrainsAsWithoutFloat8) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const auto last_losses = [&](const MeshShape& shape, std::optional<Float8Recipe> recipe, bool fsdp) {
+      Float8Run run(rank, shape, recipe, fsdp, DType::bf16);
+      double sum = 0;
+      for (int step = 0; step < 60; ++step)
+        if (const double loss = run.step(step); step >= 40) sum += loss / 20;
+      return sum;
+    };
+    const MeshShape dp{{"dp", 2}, {"tp", 1}}, tp{{"dp", 1}, {"tp", 2}};
+    const double plain = last_losses(dp, {}, false);
+    for (const Float8Recipe recipe : kRecipes)
+      for (const auto& [shape, fsdp] : {std::pair(dp, true), std::pair(dp, false), std::pair(tp, false)})
+        EXPECT_NEAR(last_losses(shape, recipe, fsdp), plain, 0.1 * plain)
+            << name(recipe) << " " << to_string(shape) << " " << fsdp;
+  });
+}
+
+// --- values that are not finite ---
+
+TEST(Float8NotFinite, AllRanksNameTheTensor) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    for (const Float8Recipe recipe : kRecipes) {
+      Compute compute(rank.context);
+      const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+      const auto net = float8_net();
+      parallelize(*net, mesh["tp"], plan_of_net());
+      replicate(*net, mesh);
+      const auto model = apply_float8(*net, recipe);
+      materialise(*net, compute);
+      initialise(*net, 1);
+      const Tensor x = distribute(random_tensor(rank.context, {4, 16}, "x"),
+                                  make_layout(mesh, {{"dp", Shard{0}}}, {4, 16}));
+      const Tensor good = x.clone(rank.context).with_layout(x.layout());
+      if (mesh.coordinate("dp") == 1) x.f32()[3] = std::numeric_limits<float>::infinity();
+      Frame frame(compute);
+      EXPECT_EQ(error_text([&] { net->forward(x, frame); }),
+                "bad_argument: float8: \"embed\": x has an element that is not finite");
+      frame.clear();
+      const Tensor y = net->forward(good, frame)[0];  // the model goes on
+      const Tensor dy = random_tensor(rank.context, y.shape(), "dy").with_layout(y.layout());
+      if (mesh.coordinate("dp") == 0) dy.f32()[0] = std::numeric_limits<float>::quiet_NaN();
+      EXPECT_EQ(error_text([&] { net->backward(dy, frame); }),
+                "bad_argument: float8: \"embed\": dy has an element that is not finite");
+      frame.clear();
+      const ParameterRef up = net->parameter("layers.1.up.weight");
+      if (mesh.coordinate("tp") == 1)
+        up->write_master().f32()[2] = -std::numeric_limits<float>::infinity();
+      else
+        up->write_master();
+      EXPECT_EQ(error_text([&] { net->forward(good, frame); }),
+                "bad_argument: float8: the weight \"layers.1.up.weight\" has an element that is not finite");
+    }
+  });
+}
+
+// Without errors the gradients are not finite, and the loss scaler skips the step on all ranks.
+TEST(Float8NotFinite, TheLossScalerSkipsTheStep) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    for (const Float8Recipe recipe : kRecipes) {
+      Compute compute(rank.context);
+      const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+      const auto net = float8_net();
+      replicate(*net, mesh);
+      const auto model = apply_float8(*net, recipe, {.not_finite = Float8NotFinite::propagate});
+      materialise(*net, compute);
+      initialise(*net, 1);
+      LossScaler scaler;
+      for (const bool bad : {true, false}) {
+        const Tensor x = distribute(random_tensor(rank.context, {4, 16}, "x"),
+                                    make_layout(mesh, {{"dp", Shard{0}}}, {4, 16}));
+        if (bad && rank.rank == 1) x.f32()[3] = std::numeric_limits<float>::infinity();
+        Frame frame(compute);
+        const Tensor y = net->forward(x, frame)[0];
+        net->backward(y, frame);
+        EXPECT_EQ(scaler.unscale(net->parameters(), mesh), !bad);
+        scaler.update();
+        for (Parameter* p : net->parameters()) p->zero_gradient();
+      }
+    }
+  });
+}
+
+// --- checkpoints ---
+
+TEST(Float8Checkpoint, DoesNotKnowOfFloat8) {
+  const test::TemporaryFolder folder;
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    const MeshShape shape{{"dp", 2}, {"tp", 1}};
+    for (const bool with : {true, false}) {
+      const auto recipe = [](bool on) {
+        return on ? std::optional<Float8Recipe>(Float8Recipe::rowwise) : std::nullopt;
+      };
+      const std::string where = folder / (with ? "with" : "without");
+      Float8Run saved(rank, shape, recipe(with), true);
+      for (int step = 0; step < 3; ++step) saved.step(step);
+      save_checkpoint(where, saved.mesh, 3, saved.net->parameters(), &*saved.optimizer);
+      Float8Run same(rank, shape, recipe(with), true), other(rank, shape, recipe(!with), true);
+      for (Float8Run* run : {&same, &other})
+        EXPECT_EQ(load_checkpoint(where, run->mesh, run->net->parameters(), &*run->optimizer).step, 3);
+      const double next = saved.step(3);
+      EXPECT_EQ(same.step(3), next);
+      const double others = other.step(3);
+      EXPECT_NE(others, next);  // it computes otherwise, from the same weights
+      EXPECT_NEAR(others, next, 0.1 * next);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace weft::float8_model_test
