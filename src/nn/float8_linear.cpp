@@ -171,7 +171,10 @@ Scaled Float8LinearPasses::weight(Frame& frame, const Linear& layer, Granularity
   Scaled s{frame.compute().make(w.shape(), DType::bf16), {known.tensor}};
   if (granularity == Granularity::rowwise) s.scales = part_of(known.rows, w.layout(), global, 0);
   if (granularity == Granularity::columnwise) s.scales = part_of(known.columns, w.layout(), global, 1);
-  float8::quantise_to_bf16(frame.kernels(), w, granularity, s.scales.data(), DType::f8e4m3, s.values);
+  if (w.dtype() == DType::f8e4m3)  // codes that were gathered
+    float8::widen(frame.kernels(), w, s.values);
+  else
+    float8::quantise_to_bf16(frame.kernels(), w, granularity, s.scales.data(), DType::f8e4m3, s.values);
   return s;
 }
 
@@ -370,6 +373,26 @@ void Float8Linears::update_scales() {
   }
   versions_ = versions;
   known_ = true;
+}
+
+std::optional<std::size_t> Float8Linears::layer_of(const Parameter& weight) const noexcept {
+  for (std::size_t i = 0; i < layers_.size(); ++i)
+    if (layers_[i]->weight.get() == &weight) return i;
+  return std::nullopt;
+}
+
+Tensor Float8Linears::weight_codes(std::size_t layer) {
+  if (options_.recipe != Float8Recipe::tensorwise)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("float8: codes of weights with the recipe {}; expected tensorwise, since the "
+                            "others cast a weight along both dimensions",
+                            name(options_.recipe)));
+  update_scales();
+  Parameter& p = *layers_.at(layer)->weight;
+  const Tensor& w = p.weight();
+  const Tensor codes = p.compute().make(w.shape(), DType::f8e4m3).with_layout(w.layout());
+  float8::quantise(kernels_of(p.compute()), w, Granularity::tensorwise, &scales_[layer].tensor, codes);
+  return codes;
 }
 
 // Tensors are numbered by layer, first x, then dy. The one with the smallest number is reported:

@@ -261,14 +261,17 @@ TEST(Float8OverRanks, ScalesOfTheWholeGiveTheCodesOfOneRank) {
 // A run on a regression, whose batch is cut over dp.
 struct Float8Run {
   Float8Run(Rank& rank, const MeshShape& shape, std::optional<Float8Recipe> recipe, bool fsdp,
-            DType dtype = DType::f32, const Float8Options& options = {})
+            DType dtype = DType::f32, const Float8Options& options = {}, bool as_codes = false,
+            ReshardAfterForward reshard = true)
       : compute(rank.context), mesh(rank.group(), shape), net(float8_net()) {
     for (Parameter* p : net->parameters()) p->set_dtype(dtype);
     parallelize(*net, mesh["tp"], plan_of_net());
     replicate(*net, mesh);
     if (recipe) float8 = apply_float8(*net, *recipe, options);
-    if (fsdp)
-      sharded = fully_shard(*net, mesh["dp"], {.blocks = {"layers.*"}, .precision = {.param = dtype}});
+    FullyShardOptions sharding{
+        .blocks = {"layers.*"}, .precision = {.param = dtype}, .reshard_after_forward = reshard};
+    if (as_codes) sharding.float8 = float8->linears();
+    if (fsdp) sharded = fully_shard(*net, mesh["dp"], sharding);
     materialise(*net, compute);
     initialise(*net, 7);
     optimizer.emplace(compute, net->parameters(), AdamW::Options{});
@@ -319,6 +322,78 @@ TEST(Float8OverRanks, TrainsAsWithoutFloat8) {
         EXPECT_NEAR(last_losses(shape, recipe, fsdp), plain, 0.1 * plain)
             << name(recipe) << " " << to_string(shape) << " " << fsdp;
   });
+}
+
+// --- weights that are gathered as codes ---
+
+std::vector<std::vector<float>> masters_of(const Module& module) {
+  std::vector<std::vector<float>> all;
+  for (const Parameter* p : const_cast<Module&>(module).parameters())
+    all.emplace_back(p->master().f32().begin(), p->master().f32().end());
+  return all;
+}
+
+TEST(Float8Gathers, OfCodesGiveTheSameBits) {
+  const Float8Options all{.filter = {.left_out = {}}};
+  for (const MeshShape& shape :
+       {MeshShape{{"dp", 2}, {"tp", 1}}, MeshShape{{"dp", 3}, {"tp", 1}}, MeshShape{{"dp", 2}, {"tp", 2}}})
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      for (const DType dtype : {DType::bf16, DType::f32})
+        for (const ReshardAfterForward& reshard :
+             {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward(1)}) {
+          Float8Run off(rank, shape, Float8Recipe::tensorwise, true, dtype, all, false, reshard),
+              on(rank, shape, Float8Recipe::tensorwise, true, dtype, all, true, reshard);
+          for (int step = 0; step < 50; ++step) ASSERT_EQ(on.step(step), off.step(step)) << step;
+          EXPECT_EQ(masters_of(*on.net), masters_of(*off.net));
+        }
+    });
+}
+
+TEST(Float8Gathers, SendOneByteForEachElement) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const MeshShape shape{{"dp", 2}, {"tp", 1}};
+    const Float8Options all{.filter = {.left_out = {}}};
+    const Float8Run off(rank, shape, Float8Recipe::tensorwise, true, DType::bf16, all),
+        on(rank, shape, Float8Recipe::tensorwise, true, DType::bf16, all, true);
+    std::int64_t weights = 0, others = 0;  // elements; each rank receives half of them
+    for (Parameter* p : on.net->parameters())
+      (p->global_shape().rank() == 2 ? weights : others) += p->global_shape().count();
+    EXPECT_EQ(off.sharded->gather_bytes(), weights + others);
+    EXPECT_EQ(on.sharded->gather_bytes(), weights / 2 + others);
+    EXPECT_LE(static_cast<double>(on.sharded->gather_bytes()),
+              0.52 * static_cast<double>(off.sharded->gather_bytes()));
+  });
+}
+
+TEST(Float8Gathers, OtherRecipesAreRefused) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    EXPECT_EQ(error_text([&] {
+                Float8Run(rank, {{"dp", 2}, {"tp", 1}}, Float8Recipe::rowwise, true, DType::bf16, {}, true);
+              }),
+              "bad_argument: fully_shard: options.float8 has the recipe rowwise; expected tensorwise, since "
+              "the others cast a weight along both dimensions");
+    const auto net = float8_net();
+    const auto model = apply_float8(*net, Float8Recipe::rowwise_gw_hp);
+    EXPECT_EQ(
+        error_text([&] { model->linears()->weight_codes(0); }),
+        "unsupported: float8: codes of weights with the recipe rowwise_gw_hp; expected tensorwise, since "
+        "the others cast a weight along both dimensions");
+  });
+}
+
+// A layer that is not converted refuses codes, whose scale it does not know.
+TEST(Float8Gathers, OtherLayersRefuseCodes) {
+  Context context;
+  Compute compute(context);
+  Linear layer(16, 16);
+  materialise(layer, compute);
+  initialise(layer, 1);
+  layer.weight->place_weight(compute.zeros({16, 16}, DType::f8e4m3));
+  Frame frame(compute);
+  EXPECT_THAT(error_text([&] {
+                layer.forward(compute.zeros({2, 16}), frame);
+              }),
+              HasSubstr("read as f32; expected f8e4m3"));
 }
 
 // --- values that are not finite ---

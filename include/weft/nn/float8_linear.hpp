@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -99,6 +100,14 @@ class Float8Linears {
     float tensor = 0;
   };
   const WeightScales& scales(std::size_t layer) const { return scales_.at(layer); }
+
+  /// The number of the layer in layers() whose weight this is; nothing: it is not converted.
+  std::optional<std::size_t> layer_of(const Parameter& weight) const noexcept;
+  /// The codes of this rank's part of the weight of layers()[layer], f8e4m3, with the layout of that part. A
+  /// layer computes the same with these codes placed as its weight (gathered, for example) as with the
+  /// weight itself. Calls update_scales(). Throws unsupported unless the recipe is tensorwise: other recipes
+  /// need two sets of codes.
+  Tensor weight_codes(std::size_t layer);
 
   /// With Float8NotFinite::error: throws bad_argument if an activation or a gradient of a pass since the
   /// last call was not finite on any rank, on all ranks of the model's mesh. Collective over that mesh (one

@@ -15,6 +15,8 @@
 
 namespace weft {
 
+class Float8Linears;
+
 /// The dtypes in which a sharded model computes and reduces. Masters, gradients and optimizer states are f32
 /// in any case.
 struct MixedPrecision {
@@ -55,6 +57,11 @@ struct FullyShardOptions {
   bool prefetch = true;
   /// The treatment of a parameter that a backward pass did not use on some rank; see BucketReducer.
   Unused unused = Unused::error;
+  /// The float8 layers of the model (Float8Model::linears()): their weights are sent as codes, one byte for
+  /// each element, and layers compute the same bits as without. The recipe must be tensorwise: others cast a
+  /// weight along both dimensions, and would send two sets of codes. Null: weights are sent in
+  /// precision.param.
+  std::shared_ptr<Float8Linears> float8 = {};
 };
 
 /// Numbers of bytes on this rank.

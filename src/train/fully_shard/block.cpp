@@ -9,6 +9,7 @@
 #include "nn/history.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
+#include "weft/nn/float8_linear.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
 
@@ -40,12 +41,15 @@ ShardBlock::ShardBlock(Module& module, std::vector<Parameter*> parameters, const
       parameters_(std::move(parameters)),
       axes_(axes),
       precision_(options.precision),
+      float8_(options.float8),
       unused_(options.unused),
       reshard_ranks_(reshard_ranks),
       owner_(owner) {
-  for (const Parameter* p : parameters_)
+  for (const Parameter* p : parameters_) {
     wholes_.push_back(p->layout() != nullptr ? p->layout()
                                              : replicated_layout(axes.shard, p->global_shape()));
+    as_codes_.push_back(float8_ ? float8_->layer_of(*p) : std::nullopt);
+  }
 }
 
 void ShardBlock::shard() {
@@ -74,7 +78,8 @@ ShardedParameters& ShardBlock::values() {
   if (!values_) {
     std::vector<ShardEntry> entries;
     for (std::size_t i = 0; i < parameters_.size(); ++i)
-      entries.push_back({parameters_[i]->path(), wholes_[i], parameters_[i]->dtype()});
+      entries.push_back(
+          {parameters_[i]->path(), wholes_[i], as_codes_[i] ? DType::f8e4m3 : parameters_[i]->dtype()});
     values_.emplace(axes_.shard, std::move(entries),
                     ShardedParametersOptions{.compute = compute_of(parameters_)});
   }
@@ -127,8 +132,10 @@ void ShardBlock::start_gather(ProcessGroup* neighbours) {
     gathering_.emplace(whole_);
     return;
   }
-  std::vector<ConstTensorView> shards;
-  for (const Parameter* p : parameters_) shards.emplace_back(p->weight());
+  std::vector<Tensor> parts;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    parts.push_back(as_codes_[i] ? float8_->weight_codes(*as_codes_[i]) : parameters_[i]->weight());
+  const std::vector<ConstTensorView> shards(parts.begin(), parts.end());
   // No rank can see the parts of others, so the ranks compare the history of these parts. First they compare
   // the seeds, then the optimizers' steps.
   values().set_history(compared_ ? history_of(parameters_, is_trained)

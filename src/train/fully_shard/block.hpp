@@ -86,6 +86,8 @@ class ShardBlock {
   std::vector<LayoutRef> wholes_;  // by parameter
   const ShardAxes axes_;
   const MixedPrecision precision_;
+  const std::shared_ptr<Float8Linears> float8_;       // null: no weight is gathered as codes
+  std::vector<std::optional<std::size_t>> as_codes_;  // by parameter: its layer in float8_
   const Unused unused_;
   const int reshard_ranks_;
   const void* const owner_;
