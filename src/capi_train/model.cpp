@@ -56,7 +56,7 @@ namespace {
 
 constexpr std::size_t kTransformerOptionsFirstBytes = 136, kParameterFirstBytes = 176;
 static_assert(offsetof(weft_transformer_options, data_form) == kTransformerOptionsFirstBytes);
-static_assert(sizeof(weft_transformer_options) == 160);
+static_assert(sizeof(weft_transformer_options) == 168);
 static_assert(sizeof(weft_parameter) == kParameterFirstBytes);
 static_assert(weft::Dims::kMaxDims == WEFT_MAX_DIMS);
 static_assert(weft::CrossEntropy::kIgnore == WEFT_IGNORED);
@@ -112,6 +112,16 @@ weft::BuildOptions build_options_of(const char* function, const weft_transformer
   build.sharding.precision.reduce = static_cast<weft::DType>(o.reduce);
   if (o.after_forward == WEFT_KEEP) build.sharding.reshard_after_forward = false;
   if (o.after_forward > 0) build.sharding.reshard_after_forward = static_cast<int>(o.after_forward);
+  if (o.float8 < WEFT_FLOAT8_NONE || o.float8 > WEFT_FLOAT8_ROWWISE_GW_HP)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("options->float8 is {}; expected 0 (WEFT_FLOAT8_NONE) to 3 "
+                             "(WEFT_FLOAT8_ROWWISE_GW_HP)",
+                             o.float8));
+  if (o.float8 == WEFT_FLOAT8_NONE && o.float8_whole_scales)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 "options->float8_whole_scales is true; expected a recipe in options->float8");
+  if (o.float8 != WEFT_FLOAT8_NONE) build.float8 = static_cast<weft::Float8Recipe>(o.float8 - 1);
+  if (o.float8_whole_scales) build.float8_options.scales = weft::Float8Scales::whole;
   for (const std::string_view path :
        capi::names_of(function, o.frozen, o.frozen_count, "options->frozen", "options->frozen_count"))
     build.frozen.emplace_back(path);

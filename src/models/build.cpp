@@ -153,6 +153,10 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   split_over(model, built.tensor, transformer_plan(config, options.tensor), config.kv_heads);
   replicate(model, built.mesh);
 
+  // Layers take part in float8 as they are split, and before they are gathered: what is gathered may be
+  // codes.
+  if (options.float8) built.float8 = apply_float8(model, *options.float8, options.float8_options);
+
   // 3. Adds the data axes after all layouts are final, inside the shards of the tensor axis: the reducer must
   //    be notified of the first final gradient, and a rank that shards must never hold more than its part of
   //    its part.
@@ -163,6 +167,7 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
     if (!options.replicate_axis.empty()) axes.replicate = whole[options.replicate_axis];
     FullyShardOptions sharding = options.sharding;
     if (options.dtype == DType::bf16) sharding.precision.param = DType::bf16;
+    if (options.float8 == Float8Recipe::tensorwise) sharding.float8 = built.float8->linears();
     built.sharded = fully_shard(model, axes, sharding);
   }
 

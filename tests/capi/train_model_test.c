@@ -28,6 +28,7 @@ typedef struct parts {
 static weft_data_form form = WEFT_DATA_DDP;
 static int32_t after_forward = WEFT_RESHARD;
 static weft_dtype reduce_as = WEFT_F32;
+static weft_float8_recipe float8 = WEFT_FLOAT8_NONE;
 
 static weft_transformer_options small(void) {
   weft_transformer_options o = WEFT_TRANSFORMER_OPTIONS_INIT;
@@ -44,6 +45,7 @@ static weft_transformer_options small(void) {
   o.data_form = form;
   o.after_forward = after_forward;
   o.reduce = reduce_as;
+  o.float8 = float8;
   return o;
 }
 
@@ -140,6 +142,19 @@ static void test_divided_parameters(void) {
     form = WEFT_DATA_DDP;
   }
 }
+/* q and o have sizes that are multiples of 16: nearly the losses of f32, by each recipe. */
+static void test_float8(void) {
+  double f32[TRAIN_STEPS];
+  run.dp = run.tp = 2;
+  run_ranks(4, train);
+  memcpy(f32, run.losses, sizeof f32);
+  for (float8 = WEFT_FLOAT8_TENSORWISE; float8 <= WEFT_FLOAT8_ROWWISE_GW_HP; ++float8) {
+    run_ranks(4, train);
+    CHECK(memcmp(run.losses, f32, sizeof f32) != 0);
+    for (int i = 0; i < TRAIN_STEPS; ++i) CHECK(fabs(run.losses[i] - f32[i]) <= 5e-2 * f32[i]);
+  }
+  float8 = WEFT_FLOAT8_NONE;
+}
 static void divided_refused(rank_args* a) {
   weft_transformer_options options = small();
   weft_group* group = join(a, "world", 0);
@@ -154,6 +169,16 @@ static void divided_refused(rank_args* a) {
       weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
       "weft_transformer_create: options->data_form is 2; expected 0 (WEFT_DATA_DDP) or 1 (WEFT_DATA_FSDP)");
   options.data_form = WEFT_DATA_FSDP;
+  options.float8 = 4;
+  CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+              "weft_transformer_create: options->float8 is 4; expected 0 (WEFT_FLOAT8_NONE) to 3 "
+              "(WEFT_FLOAT8_ROWWISE_GW_HP)");
+  options.float8 = WEFT_FLOAT8_NONE;
+  options.float8_whole_scales = true;
+  CHECK_ERROR(
+      weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+      "weft_transformer_create: options->float8_whole_scales is true; expected a recipe in options->float8");
+  options.float8_whole_scales = false;
   options.reduce = WEFT_F16;
   CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
               "* (WEFT_F32) or ");
@@ -730,7 +755,7 @@ static void refuses_models(weft_mesh* mesh, weft_compute* compute) {
   weft_mesh_destroy(part);
   o.struct_size = 8;
   REFUSED(CREATE(mesh, &o),
-          "weft_transformer_create: options->struct_size is 8; expected 160: initialise it with "
+          "weft_transformer_create: options->struct_size is 8; expected 168: initialise it with "
           "WEFT_TRANSFORMER_OPTIONS_INIT");
   o = small();
   o.heads = 3;
@@ -996,6 +1021,7 @@ int main(void) {
   on_mesh(1, 2, parameters);
   on_mesh(2, 2, more_options);
   test_divided_parameters();
+  test_float8();
   test_divided_refused();
   checkpoints();
   refuses();

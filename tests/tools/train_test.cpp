@@ -563,6 +563,21 @@ TEST_F(TrainTest, OneKeyValueHeadWithASplitVocabulary) {
   EXPECT_EQ(run(words), 0) << err();
 }
 
+TEST_F(TrainTest, LearnsInFloat8AndSaysWhatItConverted) {
+  for (const char* recipe : {"tensorwise", "rowwise", "rowwise_gw_hp"}) {
+    ASSERT_EQ(
+        run(small({"--float8", recipe, "--metrics", file("m"), "--save", file("saved"), "--overwrite"})), 0)
+        << err();
+    const std::vector<double> l = losses("m");
+    EXPECT_LT(l.back(), 0.75 * l.front());
+    EXPECT_THAT(out(), HasSubstr(std::string("float8 ") + recipe + ": 14 of 15 linear layers\n" +
+                                 "  \"output_head.proj\" (256, 32) stays: \"output_head\" is left out"));
+  }
+  // A checkpoint does not know of float8.
+  ASSERT_EQ(run(small({"--save", file("saved"), "--resume", "--steps", "22"})), 0) << err();
+  EXPECT_THAT(out(), HasSubstr("resumed at step 20"));
+}
+
 TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   const auto expect = [&](const Words& words, const std::string& text) {
     EXPECT_EQ(run(small(words)), 2) << text;
@@ -585,6 +600,9 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--stepz", "3"}, "weft: train has no option \"--stepz\"; is --steps meant?");
   expect({"--batch", "1", "--ranks", "2"}, "batch is 1; expected at least one sequence for each of dp=2");
   expect({"--steps", "0"}, "steps is 0");
+  expect({"--float8", "mxfp8"},
+         "float8: the recipe is \"mxfp8\"; expected tensorwise, rowwise or rowwise_gw_hp");
+  expect({"--float8", "delayed"}, "delayed scaling takes scales from earlier steps");
   expect({"--vocab", "half"}, "--vocab is half; expected whole, shard");
   expect({"--data", "all"}, "--data is all; expected ddp, fsdp, hsdp");
   expect({"--ranks", "3", "--data", "hsdp"}, "replicate is 2; expected a number that divides dp=3");

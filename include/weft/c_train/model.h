@@ -18,6 +18,17 @@ typedef struct weft_model weft_model;
 typedef int32_t weft_data_form;
 enum { WEFT_DATA_DDP = 0, WEFT_DATA_FSDP = 1 };
 
+/* Linear layers whose products take operands of eight bits (docs/float8.md). TENSORWISE: one scale for a
+ * tensor; activations and weights e4m3, gradients e5m2. ROWWISE: one scale for each row or column of an
+ * operand, e4m3. ROWWISE_GW_HP: as ROWWISE, with the gradients of weights in bf16. */
+typedef int32_t weft_float8_recipe;
+enum {
+  WEFT_FLOAT8_NONE = 0,
+  WEFT_FLOAT8_TENSORWISE = 1,
+  WEFT_FLOAT8_ROWWISE = 2,
+  WEFT_FLOAT8_ROWWISE_GW_HP = 3
+};
+
 /* A decoder: pre-norm blocks of grouped-query attention with rotary positions and SwiGLU. */
 typedef struct weft_transformer_options {
   uint32_t struct_size;
@@ -49,12 +60,17 @@ typedef struct weft_transformer_options {
    * must divide the size of that axis. */
   weft_dtype reduce;
   int32_t after_forward;
+  /* All linear layers except the head, whose sizes are multiples of 16. With float8_whole_scales the scale of
+   * an activation or a gradient is that of the whole tensor over all ranks, otherwise that of the rank's
+   * part. */
+  weft_float8_recipe float8;
+  bool float8_whole_scales;
 } weft_transformer_options;
 enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
-#define WEFT_TRANSFORMER_OPTIONS_INIT                                                                   \
-  {                                                                                                     \
-    sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0, \
-        NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL, WEFT_F32, 0                      \
+#define WEFT_TRANSFORMER_OPTIONS_INIT                                                                       \
+  {                                                                                                         \
+    sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0,     \
+        NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL, WEFT_F32, 0, WEFT_FLOAT8_NONE, false \
   }
 
 /* `mesh`: a root mesh that has both axes; an axis that is not wanted has size 1. `options` may be NULL; all

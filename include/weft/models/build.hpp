@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "weft/models/transformer.hpp"
 #include "weft/tp/plan.hpp"
+#include "weft/train/float8.hpp"
 #include "weft/train/fully_shard.hpp"
 #include "weft/train/gradient_reducer.hpp"
 
@@ -59,8 +61,12 @@ struct BuildOptions {
   /// Parameters that are not trained: patterns, as in a Plan, for paths of parameters, or of modules with
   /// all parameters below them.
   std::vector<std::string> frozen = {};
+  /// Linear layers with operands of eight bits, by this recipe; see apply_float8(). Nothing: none.
+  std::optional<Float8Recipe> float8 = {};
+  Float8Options float8_options = {};
   GradientReducerOptions reducer = {};  ///< of DataForm::ddp
-  /// Options for DataForm::fsdp; if `dtype` is bf16, precision.param becomes bf16, too.
+  /// Options for DataForm::fsdp; if `dtype` is bf16, precision.param becomes bf16, too. If `float8` is
+  /// tensorwise, the weights of float8 layers are gathered as codes.
   FullyShardOptions sharding = by_layers();
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
@@ -75,6 +81,7 @@ struct ParallelModel {
   DeviceMesh mesh, data,
       tensor;  ///< the root mesh; the data axes (replicate_axis first); the tensor axis, or axes
   std::unique_ptr<Transformer> model;
+  std::unique_ptr<Float8Model> float8;       ///< null: none
   std::unique_ptr<GradientReducer> reducer;  ///< of DataForm::ddp
   std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
 
@@ -91,8 +98,9 @@ struct ParallelModel {
   Tensor place(const Tensor& rows, std::int64_t global_rows) const;
 };
 
-/// Builds the model in this order: the tensor axis cuts the parameters, then the data axis divides the
-/// resulting parts, then this rank's part gets memory. A later parallelize() throws an error.
+/// Builds the model in this order: the tensor axis cuts the parameters, then layers become float8 layers,
+/// then the data axis divides the resulting parts, then this rank's part gets memory. A later parallelize()
+/// throws an error.
 ///
 /// If there are fewer key/value heads than ranks on the tensor axis, weft treats the axis as two: AXIS_kv
 /// with one rank per head, and AXIS_rep, whose ranks share the heads. k_proj and v_proj are split only over

@@ -125,6 +125,7 @@ int train(const Flags& flags) {
                                           found.resume ? fmt::format(", resumed at step {}", first) : ""),
                               2));
     if (!found.note.empty()) fmt::print("{}\n", found.note);
+    if (const std::string report = trainer.float8_report(); !report.empty()) fmt::print("{}\n", report);
     if (first >= until) fmt::print("nothing is left to do: step {} of {} is reached\n", first, until);
     std::fflush(stdout);
   }

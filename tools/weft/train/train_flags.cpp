@@ -64,6 +64,12 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
                 ->capture_default_str()
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
             &config.vocab);
+  file.take(sub.add_option("--float8", config.float8,
+                           "Linear layers in eight bits (docs/float8.md): none, tensorwise, rowwise or "
+                           "rowwise_gw_hp")
+                ->capture_default_str()
+                ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
+            &config.float8);
   each_model_flag(config, [&](const char* flag, auto& member, const char* help) {
     add(flag, member, help);
     of_model.emplace_back(std::string_view(flag).substr(2));
@@ -92,7 +98,7 @@ std::vector<std::string> to_words(const TrainConfig& config) {
     words.push_back(fmt::format("{}", member));
   });
   if (config.sequence_parallel) words.emplace_back("--sequence-parallel");
-  words.insert(words.end(), {"--vocab", config.vocab});
+  words.insert(words.end(), {"--vocab", config.vocab, "--float8", config.float8});
   return words;
 }
 

@@ -30,6 +30,7 @@ BuildOptions build_options(const TrainConfig& config) {
   }
   options.tensor.sequence_parallel = config.sequence_parallel;
   options.tensor.vocab = config.vocab == "shard" ? VocabSplit::shard : VocabSplit::whole;
+  if (config.float8 != "none") options.float8 = float8_recipe_from_name(config.float8);
   return options;
 }
 
@@ -106,6 +107,7 @@ MeshShape TrainConfig::check(int ranks) const {
   if (global_batch < data_ranks)
     bad_training(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
                              data_ranks));
+  if (float8 != "none") float8_recipe_from_name(float8);
   if (sequence < 1 || sequence > model.max_seq)
     bad_training(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
   if (model.vocab < 256)

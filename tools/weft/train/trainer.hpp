@@ -44,6 +44,7 @@ struct TrainConfig {
   int replicate = 0;               ///< 0: 2 with hsdp
   bool sequence_parallel = false;  ///< over the tensor axis; see TransformerPlanOptions
   std::string vocab = "whole";     ///< how the tensor axis holds it: whole or shard; see VocabSplit
+  std::string float8 = "none";     ///< the name of a Float8Recipe, or none
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   std::int64_t warmup_steps() const { return warmup == -1 ? std::min<std::int64_t>(100, steps / 3) : warmup; }
@@ -85,6 +86,8 @@ class Training {
   int threads() const noexcept { return compute_.threads(); }
   const DeviceMesh& mesh() const noexcept { return parts_.mesh; }
   std::int64_t parameter_count() const;
+  /// The layers that became float8 layers, in words; empty if none was to.
+  std::string float8_report() const { return parts_.float8 ? parts_.float8->report().text() : ""; }
   weft::Trainer::Memory memory() const { return trainer_.memory(); }
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
 
