@@ -364,7 +364,8 @@ Spec parse_spec(int& argc, char** argv, const Defaults& defaults) {
       spec.dtypes.clear();
       for (const std::string& w : words) {
         spec.dtypes.push_back(dtype_from_name(w));
-        with_type(spec.dtypes.back(), [](auto) {});
+        if (spec.dtypes.back() != DType::f8e4m3)
+          with_type(spec.dtypes.back(), [](auto) {});  // layers have it
       }
     } else if (flag == "--bytes") {
       spec.bytes.clear();

@@ -6,6 +6,8 @@
 //   layers_bench --rounds 2                  every case twice, round by round
 //   layers_bench --independent --ranks 2     the layer of one rank, on each rank by itself: what the cores have together
 //
+// f8e4m3: the linear layers are float8 layers of the recipe rowwise, with weights in bf16.
+//
 // Inputs and weights are the same numbers on every mesh and in torch: hashes of their index. Every rank
 // compares the first two tokens of y with plain loops in f64. The program reports random projections and
 // norms of y, dx and all gradients, and `weft bench layers` compares them across programs.
@@ -27,6 +29,7 @@
 #include "weft/nn/init.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/tp/parallelize.hpp"
+#include "weft/train/float8.hpp"
 
 namespace weft::bench {
 namespace {
@@ -112,8 +115,10 @@ class Layer {
       parallelize(*module_, (*mesh)["tp"], plan);
       replicate(*module_, *mesh);
     }
-    if (c.dtype == DType::bf16)
+    if (c.dtype != DType::f32)
       for (Parameter* p : module_->parameters()) p->set_dtype(DType::bf16);
+    if (c.dtype == DType::f8e4m3)
+      float8_ = apply_float8(*module_, Float8Recipe::rowwise, {.filter = {.left_out = {}}});
     materialise(*module_, compute_);
     std::uint32_t stream = kWeights;
     for (Parameter* p : module_->parameters()) {
@@ -171,6 +176,7 @@ class Layer {
   Compute compute_;
   const DeviceMesh* mesh_;
   std::unique_ptr<Module> module_;
+  std::unique_ptr<Float8Model> float8_;
   Tensor x_, dy_, y_, dx_;
 };
 
@@ -238,8 +244,9 @@ std::string Layer::wrong() const {
       largest = std::max(largest, std::abs(w));
       worst = std::max(worst, std::isfinite(got) ? std::abs(got - w) : 1e30);
     }
-  // The results are sums of up to 4096 products, through several layers; bf16 operands have 8 bits.
-  const double limit = case_.dtype == DType::bf16 ? 2e-2 : 2e-5;
+  // The results are sums of up to 4096 products, through several layers; bf16 operands have 8 bits,
+  // f8e4m3 operands 4 bits.
+  const double limit = case_.dtype == DType::f8e4m3 ? 2e-1 : case_.dtype == DType::bf16 ? 2e-2 : 2e-5;
   if (worst <= limit * largest) return "";
   char text[200];
   std::snprintf(text, sizeof text, "%s: y is off by %.3g in the first two tokens; expected at most %.3g",
@@ -276,7 +283,10 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
             {"median_us", t.median_us},
             {"p99_us", t.p99_us},
             {"GFLOPs", flops(c) / t.median_us * 1e-3},
-            {"peak_GFLOPs", peak_beside(agree, c.dtype)},  // of one core, while all ranks measure theirs
+            {"peak_GFLOPs",
+             peak_beside(agree, c.dtype == DType::f32
+                                    ? DType::f32
+                                    : DType::bf16)},  // of one core, while all ranks measure theirs
             {"samples", static_cast<double>(t.samples)}};
         const Numbers checks = l->checks();
         all.insert(all.end(), checks.begin(), checks.end());

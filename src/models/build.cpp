@@ -167,7 +167,7 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
     if (!options.replicate_axis.empty()) axes.replicate = whole[options.replicate_axis];
     FullyShardOptions sharding = options.sharding;
     if (options.dtype == DType::bf16) sharding.precision.param = DType::bf16;
-    if (options.float8 == Float8Recipe::tensorwise) sharding.float8 = built.float8->linears();
+    if (built.float8) sharding.float8 = built.float8->linears();
     built.sharded = fully_shard(model, axes, sharding);
   }
 

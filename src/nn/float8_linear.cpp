@@ -106,6 +106,8 @@ Float8Recipe float8_recipe_from_name(std::string_view text) {
 
 // The passes of a converted layer. x: (…, in), y: (…, out), w: (out, in).
 class Float8LinearPasses : public Passes {
+  using WeightUse = Float8Linears::WeightUse;
+
  public:
   Float8LinearPasses(std::shared_ptr<Float8Linears> layers, std::size_t index)
       : layers_(std::move(layers)), index_(index) {}
@@ -120,7 +122,7 @@ class Float8LinearPasses : public Passes {
                                DType format, bool gradient) const;
   Scaled scaled(Frame& frame, const Linear& layer, const Tensor& x, Granularity granularity, DType format,
                 bool gradient) const;
-  Scaled weight(Frame& frame, const Linear& layer, Granularity granularity) const;
+  Scaled weight(Frame& frame, const Linear& layer, Float8Linears::WeightUse use) const;
   void keep(Frame& frame, const Linear& layer, const Tensor& x, const std::vector<float>& scales) const;
 
   const std::shared_ptr<Float8Linears> layers_;
@@ -163,18 +165,23 @@ Scaled Float8LinearPasses::scaled(Frame& frame, const Linear& layer, const Tenso
   return s;
 }
 
-Scaled Float8LinearPasses::weight(Frame& frame, const Linear& layer, Granularity granularity) const {
+Scaled Float8LinearPasses::weight(Frame& frame, const Linear& layer, Float8Linears::WeightUse use) const {
   layers_->update_scales();
-  const Float8Linears::WeightScales& known = layers_->scales(index_);
   const Tensor& w = layer.weight->weight();
-  const Shape& global = layer.weight->global_shape();
-  Scaled s{frame.compute().make(w.shape(), DType::bf16), {known.tensor}};
-  if (granularity == Granularity::rowwise) s.scales = part_of(known.rows, w.layout(), global, 0);
-  if (granularity == Granularity::columnwise) s.scales = part_of(known.columns, w.layout(), global, 1);
-  if (w.dtype() == DType::f8e4m3)  // codes that were gathered
-    float8::widen(frame.kernels(), w, s.values);
-  else
+  const Granularity granularity = layers_->granularity_of(use);
+  Scaled s{frame.compute().make(w.shape(), DType::bf16), layers_->scales_of_part(index_, use, w.layout())};
+  if (w.dtype() != DType::f8e4m3) {
     float8::quantise_to_bf16(frame.kernels(), w, granularity, s.scales.data(), DType::f8e4m3, s.values);
+    return s;
+  }
+  if (!layers_->one_set_of_codes() && layers_->codes_[index_] != use)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("float8: \"{}\": the codes of its weight were gathered for {}; expected those for "
+                    "{}: a block that is run again in its backward pass must be run as a block",
+                    layer.path(), use == WeightUse::backward ? "forward" : "backward",
+                    use == WeightUse::backward ? "backward" : "forward"));
+  float8::widen(frame.kernels(), w, s.values);
   return s;
 }
 
@@ -220,7 +227,7 @@ Tensors Float8LinearPasses::forward(Module& module, Inputs inputs, Frame& frame)
 
   const Granularity by_row = tensorwise() ? Granularity::tensorwise : Granularity::rowwise;
   const Scaled of_x = scaled(frame, layer, x, by_row, DType::f8e4m3, false),
-               of_w = weight(frame, layer, by_row);
+               of_w = weight(frame, layer, WeightUse::forward);
   const float8::MatrixSize size = float8::matrix_size(y.shape());
   float* const result = y.data_ptr<float>();
   kernels::linear_forward(frame.kernels(), of_x.values.data_ptr<bf16>(), of_w.values.data_ptr<bf16>(),
@@ -280,7 +287,7 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
           .make(x.shape(), DType::f32, memory)
           .with_layout(layouts::partial_as(layouts::linear_input_gradient(x.layout(), of_w), dy.layout()));
   const bool each_column = recipe() == Float8Recipe::rowwise;
-  const Scaled w = weight(frame, layer, each_column ? Granularity::columnwise : Granularity::tensorwise);
+  const Scaled w = weight(frame, layer, WeightUse::backward);
   multiply(frame, rows.values, Stored::plain, w.values, Stored::plain, dx, tokens, in, out, false);
   float* const result = dx.data_ptr<float>();
   float8::rescale(frame.kernels(), result, {tokens, in}, {rows.scales.data(), !tensorwise()},
@@ -305,6 +312,7 @@ void Float8Linears::convert(const std::shared_ptr<Float8Linears>& self, Linear& 
   layer.set_passes(std::make_shared<Float8LinearPasses>(self, self->layers_.size()));
   self->layers_.push_back(&layer);
   self->scales_.emplace_back();
+  self->codes_.push_back(WeightUse::forward);
   self->known_ = false;
 }
 
@@ -312,6 +320,7 @@ void Float8Linears::restore() noexcept {
   const std::vector<Linear*> layers = std::exchange(layers_, {});
   for (Linear* layer : layers) layer->set_passes(nullptr);
   scales_.clear();
+  codes_.clear();
 }
 
 // All weights' largest magnitudes stand one after the other in one list of numbers, at places that are the
@@ -381,17 +390,31 @@ std::optional<std::size_t> Float8Linears::layer_of(const Parameter& weight) cons
   return std::nullopt;
 }
 
-Tensor Float8Linears::weight_codes(std::size_t layer) {
-  if (options_.recipe != Float8Recipe::tensorwise)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("float8: codes of weights with the recipe {}; expected tensorwise, since the "
-                            "others cast a weight along both dimensions",
-                            name(options_.recipe)));
+Granularity Float8Linears::granularity_of(WeightUse use) const noexcept {
+  if (options_.recipe == Float8Recipe::tensorwise) return Granularity::tensorwise;
+  if (use == WeightUse::forward) return Granularity::rowwise;
+  return options_.recipe == Float8Recipe::rowwise ? Granularity::columnwise : Granularity::tensorwise;
+}
+
+std::vector<float> Float8Linears::scales_of_part(std::size_t layer, WeightUse use,
+                                                 const LayoutRef& layout) const {
+  const WeightScales& known = scales_[layer];
+  const Shape& global = layers_[layer]->weight->global_shape();
+  switch (granularity_of(use)) {
+    case Granularity::tensorwise: return {known.tensor};
+    case Granularity::rowwise: return part_of(known.rows, layout, global, 0);
+    case Granularity::columnwise: return part_of(known.columns, layout, global, 1);
+  }
+  return {};
+}
+
+Tensor Float8Linears::weight_codes(std::size_t layer, WeightUse use) {
   update_scales();
   Parameter& p = *layers_.at(layer)->weight;
   const Tensor& w = p.weight();
   const Tensor codes = p.compute().make(w.shape(), DType::f8e4m3).with_layout(w.layout());
-  float8::quantise(kernels_of(p.compute()), w, Granularity::tensorwise, &scales_[layer].tensor, codes);
+  const std::vector<float> scales = scales_of_part(layer, use, w.layout());
+  float8::quantise(kernels_of(p.compute()), w, granularity_of(use), scales.data(), codes);
   return codes;
 }
 

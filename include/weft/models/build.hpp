@@ -65,8 +65,8 @@ struct BuildOptions {
   std::optional<Float8Recipe> float8 = {};
   Float8Options float8_options = {};
   GradientReducerOptions reducer = {};  ///< of DataForm::ddp
-  /// Options for DataForm::fsdp; if `dtype` is bf16, precision.param becomes bf16, too. If `float8` is
-  /// tensorwise, the weights of float8 layers are gathered as codes.
+  /// Options for DataForm::fsdp; if `dtype` is bf16, precision.param becomes bf16, too. If `float8`
+  /// names a recipe, the weights of float8 layers are gathered as codes.
   FullyShardOptions sharding = by_layers();
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/nn/float8.hpp"
 #include "weft/nn/linear.hpp"
 
 namespace weft {
@@ -103,11 +104,16 @@ class Float8Linears {
 
   /// The number of the layer in layers() whose weight this is; nothing: it is not converted.
   std::optional<std::size_t> layer_of(const Parameter& weight) const noexcept;
-  /// The codes of this rank's part of the weight of layers()[layer], f8e4m3, with the layout of that part. A
-  /// layer computes the same with these codes placed as its weight (gathered, for example) as with the
-  /// weight itself. Calls update_scales(). Throws unsupported unless the recipe is tensorwise: other recipes
-  /// need two sets of codes.
-  Tensor weight_codes(std::size_t layer);
+  /// The two passes of a layer cast its weight along different dimensions, except with the recipe tensorwise.
+  enum class WeightUse : unsigned char { forward, backward };
+  bool one_set_of_codes() const noexcept { return options_.recipe == Float8Recipe::tensorwise; }
+  /// The codes of this rank's part of the weight of layers()[layer] for one of the passes, f8e4m3, with the
+  /// layout of that part. A layer computes the same with these codes placed as its weight (gathered, for
+  /// example) as with the weight itself. Calls update_scales().
+  Tensor weight_codes(std::size_t layer, WeightUse use);
+  /// States for which pass the codes are that are placed as the weight of layers()[layer]. A layer that needs
+  /// the codes of the other pass throws unsupported.
+  void state_codes(std::size_t layer, WeightUse use) { codes_.at(layer) = use; }
 
   /// With Float8NotFinite::error: throws bad_argument if an activation or a gradient of a pass since the
   /// last call was not finite on any rank, on all ranks of the model's mesh. Collective over that mesh (one
@@ -116,10 +122,13 @@ class Float8Linears {
 
  private:
   friend class Float8LinearPasses;
+  float8::Granularity granularity_of(WeightUse use) const noexcept;
+  std::vector<float> scales_of_part(std::size_t layer, WeightUse use, const LayoutRef& layout) const;
   void note_not_finite(const Linear& layer, bool gradient) noexcept;
   const Float8LinearOptions options_;
   std::vector<Linear*> layers_;
   std::vector<WeightScales> scales_;  // by layer
+  std::vector<WeightUse> codes_;      // by layer: of codes that are placed
   std::uint64_t versions_ = 0;        // of the masters whose scales are known
   bool known_ = false;
   std::size_t first_not_finite_ = 0;  // 0: none; otherwise the number of a tensor

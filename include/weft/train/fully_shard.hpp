@@ -58,9 +58,9 @@ struct FullyShardOptions {
   /// The treatment of a parameter that a backward pass did not use on some rank; see BucketReducer.
   Unused unused = Unused::error;
   /// The float8 layers of the model (Float8Model::linears()): their weights are sent as codes, one byte for
-  /// each element, and layers compute the same bits as without. The recipe must be tensorwise: others cast a
-  /// weight along both dimensions, and would send two sets of codes. Null: weights are sent in
-  /// precision.param.
+  /// each element, and layers compute the same bits as without. With recipes other than tensorwise, which
+  /// cast a weight along both dimensions, forward and backward gather different codes, so that no weights
+  /// are kept between them, whatever reshard_after_forward says. Null: weights are sent in precision.param.
   std::shared_ptr<Float8Linears> float8 = {};
 };
 

@@ -132,12 +132,18 @@ WEFT_INLINE inline std::int32_t largest_magnitude(const T* x, std::int64_t n) {
   }
   return most;
 }
-template <class T>
+// Several rows of n elements at once: fewer loads and stores of `most` than row by row.
+constexpr std::int64_t kRowsAtOnce = 4;
+template <std::int64_t kRows, class T>
 WEFT_INLINE inline void raise_magnitudes(const T* x, std::int32_t* most, std::int64_t n) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
-    const std::int32_t m = bits_of(f32_of(x[i])) & kMagnitude;
-    most[i] = m > most[i] ? m : most[i];
+    std::int32_t found = most[i];
+    for (std::int64_t row = 0; row < kRows; ++row) {
+      const std::int32_t m = bits_of(f32_of(x[row * n + i])) & kMagnitude;
+      found = m > found ? m : found;
+    }
+    most[i] = found;
   }
 }
 #define WEFT_FLOAT8_AMAX(T)                                                                            \
@@ -145,7 +151,10 @@ WEFT_INLINE inline void raise_magnitudes(const T* x, std::int32_t* most, std::in
     return largest_magnitude(x, n);                                                                    \
   }                                                                                                    \
   WEFT_CPU_CLONES(void, raise_range, (const T* x, std::int32_t* most, std::int64_t n), (x, most, n)) { \
-    raise_magnitudes(x, most, n);                                                                      \
+    raise_magnitudes<1>(x, most, n);                                                                   \
+  }                                                                                                    \
+  WEFT_CPU_CLONES(void, raise_rows, (const T* x, std::int32_t* most, std::int64_t n), (x, most, n)) {  \
+    raise_magnitudes<kRowsAtOnce>(x, most, n);                                                         \
   }
 WEFT_FLOAT8_AMAX(float)
 WEFT_FLOAT8_AMAX(bf16)
@@ -234,7 +243,9 @@ void amax_of(KernelContext& ctx, const T* x, MatrixSize size, Granularity granul
       *mine = amax_of_range(x + begin, end - begin);
       return;
     }
-    for (std::int64_t r = begin; r < end; ++r) raise_range(x + r * size.columns, mine, size.columns);
+    std::int64_t r = begin;
+    for (; r + kRowsAtOnce <= end; r += kRowsAtOnce) raise_rows(x + r * size.columns, mine, size.columns);
+    for (; r < end; ++r) raise_range(x + r * size.columns, mine, size.columns);
   });
   std::fill(most, most + count, 0);
   for (std::int64_t part = 0; part < parts; ++part)

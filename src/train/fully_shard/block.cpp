@@ -49,6 +49,7 @@ ShardBlock::ShardBlock(Module& module, std::vector<Parameter*> parameters, const
     wholes_.push_back(p->layout() != nullptr ? p->layout()
                                              : replicated_layout(axes.shard, p->global_shape()));
     as_codes_.push_back(float8_ ? float8_->layer_of(*p) : std::nullopt);
+    two_sets_ = two_sets_ || (as_codes_.back() && !float8_->one_set_of_codes());
   }
 }
 
@@ -123,8 +124,9 @@ std::uint64_t ShardBlock::version() const {
   return sum;
 }
 
-void ShardBlock::start_gather(ProcessGroup* neighbours) {
+void ShardBlock::start_gather(ProcessGroup* neighbours, Use use) {
   if (!cuts() || gathered_ || gathering_) return;
+  use_ = use;
   if (part_ && version_ != version()) part_ = {};  // the optimizer has been there
   version_ = version();
   if (part_ && neighbours != nullptr) {
@@ -134,7 +136,7 @@ void ShardBlock::start_gather(ProcessGroup* neighbours) {
   }
   std::vector<Tensor> parts;
   for (std::size_t i = 0; i < parameters_.size(); ++i)
-    parts.push_back(as_codes_[i] ? float8_->weight_codes(*as_codes_[i]) : parameters_[i]->weight());
+    parts.push_back(as_codes_[i] ? float8_->weight_codes(*as_codes_[i], use) : parameters_[i]->weight());
   const std::vector<ConstTensorView> shards(parts.begin(), parts.end());
   // No rank can see the parts of others, so the ranks compare the history of these parts. First they compare
   // the seeds, then the optimizers' steps.
@@ -165,17 +167,18 @@ Tensor ShardBlock::from_neighbours(ProcessGroup& neighbours) {
   return whole;
 }
 
-void ShardBlock::gather(ProcessGroup* neighbours) {
+void ShardBlock::gather(ProcessGroup* neighbours, Use use) {
   if (!cuts()) return;
-  if (gathered_ && version_ == version()) return;
-  if (gathering_ && version_ != version()) {  // begun before the optimizer's step
+  const bool current = version_ == version() && (!two_sets_ || use_ == use);
+  if (gathered_ && current) return;
+  if (gathering_ && !current) {  // begun before the optimizer's step, or for the other pass
     gathering_->finish();
     gathering_.reset();
     if (part_gathering_.valid()) part_gathering_.wait();
     whole_ = {};
   }
   if (gathered_) drop(false);
-  start_gather(neighbours);
+  start_gather(neighbours, use);
   Transfer transfer = std::move(*gathering_);
   gathering_.reset();
   whole_ = transfer.finish();
@@ -192,10 +195,13 @@ void ShardBlock::gather(ProcessGroup* neighbours) {
 void ShardBlock::place_whole() {
   for (std::size_t i = 0; i < parameters_.size(); ++i)
     parameters_[i]->place_weight(values().whole(i, whole_), owner_);
+  for (const std::optional<std::size_t>& layer : as_codes_)
+    if (layer) float8_->state_codes(*layer, use_);
   gathered_ = true;
 }
 
 void ShardBlock::drop(bool after_forward) {
+  if (two_sets_) after_forward = false;  // backward needs other codes
   if (after_forward && reshard_ranks_ == 1) return;
   if (!gathered_) return;
   if (after_forward && reshard_ranks_ > 1) keep_part();

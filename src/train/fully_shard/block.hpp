@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "weft/dp/sharded_parameters.hpp"
+#include "weft/nn/float8_linear.hpp"
 #include "weft/train/fully_shard.hpp"
 
 namespace weft {
@@ -24,10 +25,15 @@ class ShardBlock {
 
   /// Gives the parameters their shards' layout; parameters that have memory keep their part of it.
   void shard();
+  /// The pass for which weights are gathered: only float8 weights differ, unless one set of codes is for
+  /// both.
+  using Use = Float8Linears::WeightUse;
   /// Begins to gather, if nothing is gathered or in flight.
-  void start_gather(ProcessGroup* neighbours);
+  void start_gather(ProcessGroup* neighbours, Use use);
   /// From now on layers read whole weights.
-  void gather(ProcessGroup* neighbours);
+  void gather(ProcessGroup* neighbours, Use use);
+  /// The pass for which weights are gathered or on their way.
+  Use gathered_for() const noexcept { return use_; }
   /// Layers read shards again. `after_forward`: keeps the part of the weights that backward will need.
   void drop(bool after_forward);
   bool gathered() const noexcept { return gathered_; }
@@ -64,6 +70,7 @@ class ShardBlock {
   struct Pass {
     int exceptions;  // that were on their way when it began
     bool completed;  // the module's own work is done
+    Use use;
   };
   std::vector<Pass> under_way;  // these passes
 
@@ -88,6 +95,8 @@ class ShardBlock {
   const MixedPrecision precision_;
   const std::shared_ptr<Float8Linears> float8_;       // null: no weight is gathered as codes
   std::vector<std::optional<std::size_t>> as_codes_;  // by parameter: its layer in float8_
+  bool two_sets_ = false;                             // of codes, for the two passes
+  Use use_ = Use::forward;                            // of whole_
   const Unused unused_;
   const int reshard_ranks_;
   const void* const owner_;

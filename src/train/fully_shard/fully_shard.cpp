@@ -9,7 +9,6 @@
 #include "train/fully_shard/passes.hpp"
 #include "train/masters.hpp"
 #include "weft/base/error.hpp"
-#include "weft/nn/float8_linear.hpp"
 #include "weft/tp/plan.hpp"
 
 namespace weft {
@@ -96,11 +95,6 @@ void expect_options(const FullyShardOptions& options, int ranks) {
     if (!is_weight_dtype(dtype))
       bad(fmt::format("options.precision.{} is {}; expected {}", what, name(dtype), kWeightDTypeNames));
   reshard_ranks(options.reshard_after_forward, ranks);
-  if (options.float8 && options.float8->options().recipe != Float8Recipe::tensorwise)
-    bad(
-        fmt::format("options.float8 has the recipe {}; expected tensorwise, since the others cast a weight "
-                    "along both dimensions",
-                    name(options.float8->options().recipe)));
 }
 
 }  // namespace

@@ -108,11 +108,13 @@ void ShardPasses::enter(ShardBlock& block, Direction direction) {
   if (depth_ == 0) seen_.clear();
   ++depth_;
   ++block.depth;
-  block.under_way.push_back({std::uncaught_exceptions(), false});
+  const ShardBlock::Use use =
+      direction == Direction::forward ? ShardBlock::Use::forward : ShardBlock::Use::backward;
+  block.under_way.push_back({std::uncaught_exceptions(), false, use});
   try {
     poll();
     if (!compared_) compare_replicas();
-    block.gather(neighbours());
+    block.gather(neighbours(), use);
     if (direction == Direction::backward && block.depth == 1) block.begin_gradients();
     seen_.push_back(&block);
     prefetch(block, direction);
@@ -137,7 +139,8 @@ void ShardPasses::prefetch(const ShardBlock& block, Direction direction) {
   else
     next = &block == order_.front() ? order_.back() : at == order_.begin() + 1 ? nullptr : *(at - 1);
   if (next == nullptr || next == &block || next->gathered() || next->on_its_way()) return;
-  next->start_gather(neighbours());
+  next->start_gather(neighbours(),
+                     direction == Direction::forward ? ShardBlock::Use::forward : ShardBlock::Use::backward);
   if (next->on_its_way()) ++prefetched;
 }
 
@@ -174,7 +177,10 @@ void ShardPasses::leave(ShardBlock& block, Direction direction, bool keeps) {
 }
 
 void ShardPasses::leave_forward(ShardBlock& block, bool keeps) {
-  if (block.depth > 0) return;  // run again inside its backward
+  if (block.depth > 0) {  // run again inside its backward
+    block.gather(neighbours(), block.under_way.back().use);
+    return;
+  }
   const bool root = &block == blocks_.front().get();
   if (!keeps)
     block.drop(false);
@@ -211,7 +217,7 @@ void ShardPasses::end(Direction direction) {
 void ShardPasses::end_gathers() {
   for (const auto& block : blocks_)
     if (block->on_its_way()) {
-      block->gather(neighbours());
+      block->gather(neighbours(), block->gathered_for());
       block->drop(false);
     }
 }

@@ -24,8 +24,12 @@ std::vector<std::string> cases_of(const Options& o) {
 void check_layers(const Options& o) {
   expect_known("--layers", o.layers, {"linear2", "mlp", "attention", "conv", "head"});
   expect_known("--passes", o.passes, {"forward", "both"});
-  expect_known("--dtype", o.dtypes, {"f32", "bf16"});
-  if (!o.against.empty()) expect_known("--against", o.against, {"torch"});
+  if (o.against.empty()) {
+    expect_known("--dtype", o.dtypes, {"f32", "bf16", "f8e4m3"});
+  } else {
+    expect_known("--against", o.against, {"torch"});
+    expect_known("--dtype", o.dtypes, {"f32", "bf16"});
+  }
   std::vector<std::string> tokens;
   for (const std::int64_t t : o.tokens) tokens.push_back(std::to_string(t));
   expect_known("--tokens", tokens, {"8", "32", "128", "512", "2048", "8192"});
