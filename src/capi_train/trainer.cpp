@@ -16,6 +16,17 @@ static_assert(offsetof(weft_trainer_options, loss_scale) == kTrainerOptionsFirst
 static_assert(sizeof(weft_trainer_options) == 104);
 static_assert(offsetof(weft_step_result, loss_scale) == kStepResultFirstBytes);
 static_assert(sizeof(weft_step_result) == 48);
+constexpr std::size_t kScheduleFirstBytes = 56;
+static_assert(sizeof(weft_schedule) == kScheduleFirstBytes);
+static_assert(static_cast<int>(weft::ScheduleForm::none) == WEFT_SCHEDULE_NONE &&
+              static_cast<int>(weft::ScheduleForm::constant) == WEFT_SCHEDULE_CONSTANT &&
+              static_cast<int>(weft::ScheduleForm::linear) == WEFT_SCHEDULE_LINEAR &&
+              static_cast<int>(weft::ScheduleForm::cosine) == WEFT_SCHEDULE_COSINE &&
+              static_cast<int>(weft::ScheduleForm::wsd) == WEFT_SCHEDULE_WSD &&
+              static_cast<int>(weft::ScheduleForm::rex) == WEFT_SCHEDULE_REX);
+static_assert(static_cast<int>(weft::DecayShape::linear) == WEFT_DECAY_LINEAR &&
+              static_cast<int>(weft::DecayShape::cosine) == WEFT_DECAY_COSINE &&
+              static_cast<int>(weft::DecayShape::one_minus_sqrt) == WEFT_DECAY_ONE_MINUS_SQRT);
 
 Trainer::Options options_of(const char* function, const weft_trainer_options& o) {
   Trainer::Options to;
@@ -59,6 +70,14 @@ void tell(const char* function, weft_step_result* result, const Trainer::Result&
   r.grad_norm = of.grad_norm;
   r.loss_scale = of.loss_scale;
   capi::answer(function, *result, r, kStepResultFirstBytes, "result", "WEFT_STEP_RESULT_INIT");
+}
+
+void rate_of(const char* function, const weft::Schedule& schedule, int64_t step, double* rate) {
+  double& to = capi::given(function, rate, "rate");
+  schedule.check();
+  if (step < 0)
+    capi::refuse(ErrorCode::bad_argument, function, fmt::format("step is {}; expected 0 or more", step));
+  to = schedule.at(step);
 }
 
 Trainer& trainer_of(const char* function, const weft_trainer* trainer) {
@@ -182,11 +201,25 @@ weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft
 weft_status weft_cosine_rate(double peak, double floor, int64_t warmup, int64_t total, int64_t step,
                              double* rate, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    double& to = capi::given(function, rate, "rate");
-    const weft::CosineSchedule schedule{peak, floor, warmup, total};
-    schedule.check();
-    if (step < 0)
-      capi::refuse(ErrorCode::bad_argument, function, fmt::format("step is {}; expected 0 or more", step));
-    to = schedule.at(step);
+    rate_of(function, {weft::ScheduleForm::cosine, peak, floor, warmup, total}, step, rate);
+  });
+}
+
+weft_status weft_schedule_rate(const weft_schedule* schedule, int64_t step, double* rate, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    capi::given(function, schedule, "schedule");
+    const weft_schedule s = capi::read(function, schedule, weft_schedule WEFT_SCHEDULE_INIT,
+                                       kScheduleFirstBytes, "WEFT_SCHEDULE_INIT");
+    const auto known = [&](const char* field, int32_t value, int32_t last) {
+      if (value < 0 || value > last)
+        capi::refuse(ErrorCode::bad_argument, function,
+                     fmt::format("schedule->{} is {}; expected 0 to {}", field, value, last));
+    };
+    known("form", s.form, WEFT_SCHEDULE_REX);
+    known("shape", s.shape, WEFT_DECAY_ONE_MINUS_SQRT);
+    rate_of(function,
+            {static_cast<weft::ScheduleForm>(s.form), s.peak, s.floor, s.warmup, s.total, s.decay,
+             static_cast<weft::DecayShape>(s.shape)},
+            step, rate);
   });
 }

@@ -299,6 +299,7 @@ static const weft_token_batch token_batch = {NULL, NULL, 0, 1, 0}, *const good_w
                                                                        &token_batch;
 static weft_parameter parameter = WEFT_PARAMETER_INIT, *const good_weft_parameter = &parameter;
 static weft_step_result step_result = WEFT_STEP_RESULT_INIT, *const good_weft_step_result = &step_result;
+static const weft_schedule schedule = WEFT_SCHEDULE_INIT, *const good_weft_schedule = &schedule;
 #define good_batch_count 1
 #define good_warmup 0
 #define good_total 1

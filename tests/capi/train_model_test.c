@@ -939,6 +939,40 @@ static void refuses_trainers(weft_model* model) {
           "schedule: warmup 10 of total 10 steps; expected 0 <= warmup < total");
   REFUSED(weft_cosine_rate(1e-3, 1, 0, 10, 0, &rate, &error),
           "schedule: floor 1 and peak 0.001; expected 0 <= floor <= peak");
+
+  weft_schedule s = WEFT_SCHEDULE_INIT;
+  s.peak = 1, s.floor = 0.25, s.warmup = 4, s.total = 20;
+  OK(weft_schedule_rate(&s, 12, &rate, &error));
+  CHECK(fabs(rate - 0.625) < 1e-15);
+  s.form = WEFT_SCHEDULE_LINEAR;
+  OK(weft_schedule_rate(&s, 8, &rate, &error));
+  CHECK(fabs(rate - 0.8125) < 1e-15);
+  s.form = WEFT_SCHEDULE_REX;
+  OK(weft_schedule_rate(&s, 12, &rate, &error));
+  CHECK(fabs(rate - 0.75) < 1e-15); /* 0.25 + 0.75 (1/2) / (3/4) */
+  s.form = WEFT_SCHEDULE_WSD, s.decay = 4, s.shape = WEFT_DECAY_ONE_MINUS_SQRT;
+  OK(weft_schedule_rate(&s, 16, &rate, &error));
+  CHECK(rate == 1);
+  OK(weft_schedule_rate(&s, 17, &rate, &error));
+  CHECK(fabs(rate - 0.625) < 1e-15);
+  s.decay = 17;
+  REFUSED(weft_schedule_rate(&s, 0, &rate, &error),
+          "schedule: decay is 17; expected 1 to 16 (total 20 - warmup 4)");
+  s.form = WEFT_SCHEDULE_CONSTANT, s.decay = 0, s.shape = WEFT_DECAY_LINEAR;
+  OK(weft_schedule_rate(&s, 1000, &rate, &error));
+  CHECK(rate == 1);
+  s.form = WEFT_SCHEDULE_NONE, s.warmup = 0;
+  OK(weft_schedule_rate(&s, 0, &rate, &error));
+  CHECK(rate == 1);
+  s.form = 6;
+  REFUSED(weft_schedule_rate(&s, 0, &rate, &error),
+          "weft_schedule_rate: schedule->form is 6; expected 0 to 5");
+  s.form = WEFT_SCHEDULE_WSD, s.shape = -1;
+  REFUSED(weft_schedule_rate(&s, 0, &rate, &error),
+          "weft_schedule_rate: schedule->shape is -1; expected 0 to 2");
+  s.shape = 0;
+  REFUSED(weft_schedule_rate(&s, -1, NULL, &error), "weft_schedule_rate: rate is NULL");
+  REFUSED(weft_schedule_rate(NULL, 0, &rate, &error), "weft_schedule_rate: schedule is NULL");
 }
 
 /* On a mesh of two ranks that this process alone plays: nothing is sent before the check. */

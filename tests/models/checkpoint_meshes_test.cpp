@@ -67,7 +67,7 @@ BuildOptions options_of(const Plan& plan) {
   return options;
 }
 
-constexpr CosineSchedule kSchedule{.peak = 2e-3, .floor = 1e-4, .warmup = 3, .total = kSteps};
+constexpr Schedule kSchedule{.peak = 2e-3, .floor = 1e-4, .warmup = 3, .total = kSteps};
 
 // Rows of a step's batch that one data rank has.
 struct Rows {

@@ -3,7 +3,6 @@
 #include "nn/support.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/norm.hpp"
-#include "weft/nn/schedule.hpp"
 
 namespace weft::optimizer_test {
 namespace {
@@ -167,23 +166,6 @@ TEST(Optimizer, NamesEveryParameterWithoutAGradientAndChangesNothing) {
   EXPECT_EQ(test::floats(model.matrix->master()), before);
   sgd.zero_gradients();
   EXPECT_FALSE(model.matrix->has_gradient());
-}
-
-TEST(CosineSchedule, RisesThenFalls) {
-  const CosineSchedule s{.peak = 1.0, .floor = 0.1, .warmup = 4, .total = 12};
-  s.check();
-  EXPECT_DOUBLE_EQ(s.at(0), 0.25);
-  EXPECT_DOUBLE_EQ(s.at(3), 1.0);
-  EXPECT_DOUBLE_EQ(s.at(4), 1.0);
-  EXPECT_NEAR(s.at(8), 0.55, 1e-12);
-  EXPECT_DOUBLE_EQ(s.at(12), 0.1);
-  EXPECT_DOUBLE_EQ(s.at(1000), 0.1);
-  EXPECT_EQ(error_text(ErrorCode::bad_argument, [] { CosineSchedule{.warmup = 5, .total = 5}.check(); }),
-            "schedule: warmup 5 of total 5 steps; expected 0 <= warmup < total");
-  EXPECT_EQ(error_text(ErrorCode::bad_argument, [] { CosineSchedule{.peak = 0.1, .floor = 0.5}.check(); }),
-            "schedule: floor 0.5 and peak 0.1; expected 0 <= floor <= peak");
-  EXPECT_EQ(error_text(ErrorCode::bad_argument, [] { CosineSchedule{.peak = HUGE_VAL}.check(); }),
-            "schedule: peak is inf; expected a finite number");
 }
 
 }  // namespace

@@ -373,6 +373,53 @@ TEST_F(TrainTest, WarmUpFollowsTheSteps) {
   EXPECT_DOUBLE_EQ(rates[2], 0.01);  // a third of nine
 }
 
+TEST_F(TrainTest, TheScheduleIsAnOption) {
+  const auto rates = [&](const std::string& name) {
+    std::vector<double> found;
+    std::ifstream in(folder_ / name);
+    for (std::string line; std::getline(in, line);)
+      found.push_back(nlohmann::json::parse(line).at("lr").get<double>());
+    return found;
+  };
+  // Warm-up 5, peak 0.01, floor 0.001, 20 steps; the decay takes a fifth of them.
+  ASSERT_EQ(run(small({"--schedule", "wsd", "--save", file("ckpt"), "--metrics", file("m"), "--decay-shape",
+                       "1-sqrt"})),
+            0)
+      << err();
+  const std::vector<double> wsd = rates("m");
+  ASSERT_EQ(wsd.size(), 20u);
+  EXPECT_DOUBLE_EQ(wsd[0], 0.002);
+  for (std::size_t i = 4; i <= 16; ++i) EXPECT_DOUBLE_EQ(wsd[i], 0.01) << i;
+  EXPECT_DOUBLE_EQ(wsd[17], 0.001 + 0.009 * 0.5);
+  ASSERT_EQ(run(small({"--schedule", "none", "--until", "2", "--metrics", file("n"), "--warmup", "-1"})), 0)
+      << err();
+  EXPECT_EQ(rates("n"), (std::vector<double>{0.01, 0.01}));
+
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--resume", "--steps", "24"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--schedule is wsd there and not set here"));
+  const Words more{"--save", file("ckpt"), "--resume", "--steps", "24", "--schedule", "wsd"};
+  EXPECT_EQ(run(small(more)), 2);
+  EXPECT_THAT(err(), HasSubstr("is of another run: --decay-shape is 1-sqrt there and linear here"));
+  Words same = more;
+  same.insert(same.end(), {"--decay-shape", "1-sqrt", "--decay-steps", "6"});
+  ASSERT_EQ(run(small(same)), 0) << err();
+  EXPECT_THAT(out(), HasSubstr("another schedule from step 20 on: --decay-steps is 4 there and 6 here, "
+                               "--steps is 20 there and 24 here\n"));
+
+  const auto refused = [&](const Words& words, const std::string& text) {
+    EXPECT_EQ(run(small(words)), 2) << text;
+    EXPECT_THAT(err(), HasSubstr(text));
+  };
+  refused({"--schedule", "step"},
+          "schedule: form is \"step\"; expected one of none, constant, linear, cosine, wsd, rex");
+  refused({"--schedule", "wsd", "--decay-shape", "exp"},
+          "schedule: shape is \"exp\"; expected one of linear, cosine, 1-sqrt");
+  refused({"--schedule", "wsd", "--decay-steps", "16"},
+          "schedule: decay is 16; expected 1 to 15 (total 20 - warmup 5)");
+  refused({"--decay-steps", "3"}, "schedule: decay is 3; expected 0 with form cosine: only wsd has it");
+  refused({"--schedule", "none"}, "schedule: warmup is 5; expected 0 with form none");
+}
+
 // All ranks save the same step, whichever of them got the signal and when.
 TEST_F(TrainTest, ASignalEndsTheRunWithACheckpoint) {
   const auto waits_for_steps = [&](const std::string& name) {

@@ -130,6 +130,44 @@ weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft
 weft_status weft_cosine_rate(double peak, double floor, int64_t warmup, int64_t total, int64_t step,
                              double* rate, weft_error* error);
 
+/* How a learning rate moves after its warm-up. NONE: the peak at every step, without a warm-up. CONSTANT:
+ * stays at the peak. LINEAR, COSINE: falls along a straight line or half a cosine. WSD, warm-up, stable,
+ * decay: stays at the peak and falls in the last `decay` steps (arXiv:2404.06395, section 4). REX: falls
+ * slowly at first (arXiv:2107.04197). weft/nn/schedule.hpp has the formulas. */
+typedef int32_t weft_schedule_form;
+enum {
+  WEFT_SCHEDULE_NONE = 0,
+  WEFT_SCHEDULE_CONSTANT = 1,
+  WEFT_SCHEDULE_LINEAR = 2,
+  WEFT_SCHEDULE_COSINE = 3,
+  WEFT_SCHEDULE_WSD = 4,
+  WEFT_SCHEDULE_REX = 5
+};
+/* The curve of the decay of WEFT_SCHEDULE_WSD. */
+typedef int32_t weft_decay_shape;
+enum {
+  WEFT_DECAY_LINEAR = 0,
+  WEFT_DECAY_COSINE = 1,
+  WEFT_DECAY_ONE_MINUS_SQRT = 2 /* 1 - sqrt(d), arXiv:2405.18392 */
+};
+
+typedef struct weft_schedule {
+  uint32_t struct_size;
+  weft_schedule_form form;
+  double peak, floor;     /* NONE and CONSTANT do not use `floor` */
+  int64_t warmup;         /* steps in which the rate rises linearly to `peak`; NONE: 0 */
+  int64_t total;          /* the step from which the rate is `floor`; NONE and CONSTANT do not use it */
+  int64_t decay;          /* WSD: the steps of the decay, which end at `total`; others: 0 */
+  weft_decay_shape shape; /* WSD; others: WEFT_DECAY_LINEAR */
+} weft_schedule;
+#define WEFT_SCHEDULE_INIT \
+  { sizeof(weft_schedule), WEFT_SCHEDULE_COSINE, 1e-3, 0, 0, 1, 0, WEFT_DECAY_LINEAR }
+
+/* Gives the learning rate of a step; steps count from 0. Fails with WEFT_BAD_ARGUMENT, which names the field,
+ * unless 0 <= floor <= peak, 0 <= warmup < total (NONE: warmup = 0; CONSTANT: 0 <= warmup), and for WSD 1 <=
+ * decay <= total - warmup. */
+weft_status weft_schedule_rate(const weft_schedule* schedule, int64_t step, double* rate, weft_error* error);
+
 #ifdef __cplusplus
 }
 #endif

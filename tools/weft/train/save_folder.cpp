@@ -56,7 +56,7 @@ Differences compare(const std::string& there, const std::string& here) {
                                   ? "--text has other bytes"
                                   : fmt::format("{} is {} there and {} here", flag_of(part), other, value);
     d.all += (d.all.empty() ? "" : ", ") + words;
-    if (part == "steps" || part == "warmup") {
+    if (part == "steps" || part == "warmup" || part == "decay_steps") {
       d.schedule += (d.schedule.empty() ? "" : ", ") + words;
     } else {
       d.fixed = true;

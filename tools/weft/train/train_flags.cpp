@@ -19,6 +19,10 @@ void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--lr", c.peak_lr, "Highest learning rate");
   visit("--lr-floor", c.floor_lr, "Learning rate at the end; -1: a tenth of --lr");
   visit("--warmup", c.warmup, "Steps until the highest rate; -1: a third of --steps, at most 100");
+  visit("--schedule", c.schedule,
+        "How the rate falls from --lr: cosine, linear, wsd, rex, constant, or none");
+  visit("--decay-steps", c.decay_steps, "Last steps, in which the rate of wsd falls; -1: a fifth of --steps");
+  visit("--decay-shape", c.decay_shape, "How it falls then: linear, cosine, or 1-sqrt");
   visit("--weight-decay", c.weight_decay, "Of matrices");
   visit("--clip", c.max_norm, "Largest gradient norm");
   visit("--loss-scale", c.loss_scale, "Dynamic loss scaling, which begins with this; 0: none");

@@ -73,6 +73,17 @@ void TrainConfig::fill_in() {
   if (floor_lr == -1) floor_lr = peak_lr / 10;
 }
 
+Schedule TrainConfig::rates() const {
+  Schedule s{schedule_form_from_name(schedule), peak_lr, floor_lr, warmup, steps};
+  if (warmup == -1) s.warmup = s.form == ScheduleForm::none ? 0 : std::min<std::int64_t>(100, steps / 3);
+  s.shape = decay_shape_from_name(decay_shape);
+  if (decay_steps != -1)
+    s.decay = decay_steps;
+  else if (s.form == ScheduleForm::wsd)
+    s.decay = std::max<std::int64_t>(1, steps / 5);
+  return s;
+}
+
 MeshShape TrainConfig::check(int ranks) const {
   if (tp < 1) bad_training(fmt::format("tp is {}; expected 1 or more", tp));
   if (dp != -1 && dp < 1) bad_training(fmt::format("dp is {}; expected 1 or more", dp));
@@ -123,7 +134,7 @@ MeshShape TrainConfig::check(int ranks) const {
     bad_training(fmt::format("threads is {}; expected 1 or more, or 0 for a share of the cores", threads));
   if (!(floor_lr >= 0 && floor_lr <= peak_lr))
     bad_training(fmt::format("lr-floor is {} and lr {}; expected 0 <= lr-floor <= lr", floor_lr, peak_lr));
-  CosineSchedule{peak_lr, floor_lr, warmup_steps(), steps}.check();
+  rates().check();
   return mesh;
 }
 
@@ -134,7 +145,7 @@ Training::Training(ProcessGroup& group, const TrainConfig& config)
       parts_(build_parallel_model(config.model, DeviceMesh(group, config.check(group.size())), compute_,
                                   build_options(config))),
       trainer_(parts_, compute_, trainer_options(config)),
-      schedule_{config.peak_lr, config.floor_lr, config.warmup_steps(), config.steps},
+      schedule_(config.rates()),
       sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
                config.seed) {}
 
@@ -157,13 +168,14 @@ StepResult Training::step() {
 
 std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text) {
   const TransformerConfig& m = config.model;
+  const Schedule rates = config.rates();
   std::string identity = fmt::format(
       "dim={} layers={} heads={} kv_heads={} ffn={} vocab={} theta={} seq={} batch={} steps={} warmup={} "
       "lr={} floor={} decay={} clip={} "
       "seed={} text={:016x}",
       m.dim, m.layers, m.heads, m.kv_heads, m.ffn_hidden, m.vocab, m.rope_theta, config.sequence,
-      config.global_batch, config.steps, config.warmup_steps(), config.peak_lr, config.floor_lr,
-      config.weight_decay, config.max_norm, config.seed, fingerprint(text));
+      config.global_batch, config.steps, rates.warmup, config.peak_lr, config.floor_lr, config.weight_decay,
+      config.max_norm, config.seed, fingerprint(text));
   // Values that neither flags nor older checkpoints contain.
   const TransformerConfig usual;
   if (m.head_size != usual.head_size) identity += fmt::format(" head_size={}", m.head_size);
@@ -172,6 +184,9 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
   if (config.loss_scale != 0) identity += fmt::format(" loss_scale={}", config.loss_scale);
   if (config.label_smoothing != 0) identity += fmt::format(" label_smoothing={}", config.label_smoothing);
   if (config.ema != 0) identity += fmt::format(" ema={}", config.ema);
+  if (rates.form != ScheduleForm::cosine) identity += fmt::format(" schedule={}", name(rates.form));
+  if (rates.form == ScheduleForm::wsd)
+    identity += fmt::format(" decay_steps={} decay_shape={}", rates.decay, name(rates.shape));
   if (m.init_std != usual.init_std) identity += fmt::format(" init_std={}", m.init_std);
   return identity;
 }

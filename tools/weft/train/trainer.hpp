@@ -2,7 +2,6 @@
 // `weft parity` compares several. Each rank has its own object, used by one thread.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -29,7 +28,10 @@ struct TrainConfig {
   std::int64_t global_batch = 16;        ///< sequences per step, over all data ranks
   std::int64_t sequence = 128;           ///< bytes per sequence
   double peak_lr = 2e-3, floor_lr = -1;  ///< floor_lr -1: a tenth of peak_lr
-  std::int64_t warmup = -1;              ///< -1: a third of the steps, at most 100
+  std::int64_t warmup = -1;              ///< -1: a third of the steps, at most 100; with none: 0
+  std::string schedule = "cosine";       ///< the name of a ScheduleForm
+  std::int64_t decay_steps = -1;         ///< with wsd; -1: a fifth of the steps
+  std::string decay_shape = "linear";    ///< with wsd: the name of a DecayShape
   double weight_decay = 0.1;
   double max_norm = 1.0;
   double loss_scale = 0;       ///< dynamic, beginning with this value; 0: none
@@ -47,7 +49,8 @@ struct TrainConfig {
   std::string float8 = "none";     ///< the name of a Float8Recipe, or none
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
-  std::int64_t warmup_steps() const { return warmup == -1 ? std::min<std::int64_t>(100, steps / 3) : warmup; }
+  /// The learning rate. Throws bad_argument for a name that is none.
+  Schedule rates() const;
   /// Sets members that have no value yet: kv_heads to heads, ffn_hidden to usual_ffn_hidden(dim), max_seq to
   /// the sequence, floor_lr to a tenth of peak_lr.
   void fill_in();
@@ -97,7 +100,7 @@ class Training {
   Compute compute_;
   ParallelModel parts_;
   Trainer trainer_;
-  CosineSchedule schedule_;
+  Schedule schedule_;
   Sampler sampler_;
   std::optional<AsyncCheckpoint> saves_;
 };
