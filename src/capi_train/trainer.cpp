@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kTrainerOptionsFirstBytes = 72, kStepResultFirstBytes = 40;
 static_assert(offsetof(weft_trainer_options, loss_scale) == kTrainerOptionsFirstBytes);
-static_assert(sizeof(weft_trainer_options) == 104);
+static_assert(sizeof(weft_trainer_options) == 136);
 static_assert(offsetof(weft_step_result, loss_scale) == kStepResultFirstBytes);
 static_assert(sizeof(weft_step_result) == 48);
 constexpr std::size_t kScheduleFirstBytes = 56;
@@ -28,15 +28,46 @@ static_assert(static_cast<int>(weft::DecayShape::linear) == WEFT_DECAY_LINEAR &&
               static_cast<int>(weft::DecayShape::cosine) == WEFT_DECAY_COSINE &&
               static_cast<int>(weft::DecayShape::one_minus_sqrt) == WEFT_DECAY_ONE_MINUS_SQRT);
 
+weft::Muon::Options muon_of(const char* function, const weft_trainer_options& o) {
+  weft::Muon::Options to{
+      .momentum = o.momentum,
+      .nesterov = !o.without_nesterov,
+      .weight_decay = o.weight_decay,
+      .iterations = o.iterations,
+      .scale = o.original_scale ? weft::Muon::Scale::original : weft::Muon::Scale::like_adamw,
+      .adamw_beta1 = o.beta1,
+      .adamw_beta2 = o.beta2,
+      .adamw_eps = o.eps};
+  for (const std::string_view pattern : capi::names_of(function, o.adamw_for, o.adamw_for_count,
+                                                       "options->adamw_for", "options->adamw_for_count"))
+    to.adamw_for.emplace_back(pattern);
+  return to;
+}
+
 Trainer::Options options_of(const char* function, const weft_trainer_options& o) {
   Trainer::Options to;
   switch (o.optimizer) {
     case WEFT_ADAMW: to.optimizer = weft::AdamW::Options{o.beta1, o.beta2, o.eps, o.weight_decay}; break;
     case WEFT_SGD: to.optimizer = weft::SGD::Options{o.momentum, o.weight_decay}; break;
+    case WEFT_LION: to.optimizer = weft::Lion::Options{o.beta1, o.beta2, o.weight_decay}; break;
+    case WEFT_SCHEDULE_FREE_ADAMW:
+      to.optimizer = weft::ScheduleFreeAdamW::Options{o.beta1, o.beta2, o.eps, o.weight_decay};
+      break;
+    case WEFT_MUON: to.optimizer = muon_of(function, o); break;
     default:
       capi::refuse(
           ErrorCode::bad_argument, function,
-          fmt::format("options->optimizer is {}; expected 0 (WEFT_ADAMW) or 1 (WEFT_SGD)", o.optimizer));
+          fmt::format("options->optimizer is {}; expected 0 (WEFT_ADAMW) to 4 (WEFT_MUON)", o.optimizer));
+  }
+  for (const weft_parameter_group& g :
+       capi::list_of(function, o.groups, o.group_count, "options->groups", "options->group_count")) {
+    weft::ParameterGroup group{.rate = g.rate};
+    if (!(g.weight_decay < 0)) group.weight_decay = g.weight_decay;
+    for (const std::string_view pattern :
+         capi::names_of(function, g.patterns, g.pattern_count, "options->groups[].patterns",
+                        "options->groups[].pattern_count"))
+      group.patterns.emplace_back(pattern);
+    to.groups.push_back(std::move(group));
   }
   to.max_norm = o.max_norm;
   to.non_finite = o.skip_non_finite ? weft::NonFinite::skip : weft::NonFinite::error;
@@ -181,6 +212,13 @@ weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, 
       capi::refuse(ErrorCode::bad_argument, function,
                    "trainer has no averages; expected one made with an ema_decay");
     averages_in ? ema->swap_in() : ema->swap_out();
+  });
+}
+
+weft_status weft_trainer_swap_evaluation(weft_trainer* trainer, bool evaluation_in, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft::Optimizer& optimizer = trainer_of(function, trainer).optimizer();
+    evaluation_in ? optimizer.swap_in() : optimizer.swap_out();
   });
 }
 

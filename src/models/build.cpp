@@ -45,23 +45,16 @@ Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOpti
 
 namespace {
 
-// Returns whether the pattern matches the path, or the path of a module above it.
-bool is_below(std::string_view pattern, std::string_view path) {
-  for (std::size_t end = path.find('.'); end != std::string_view::npos; end = path.find('.', end + 1))
-    if (matches(pattern, path.substr(0, end))) return true;
-  return matches(pattern, path);
-}
-
 // Throws bad_argument if a pattern matches no parameter, before anything changes.
 void freeze(Module& model, const std::vector<std::string>& patterns) {
   const std::vector<Parameter*> parameters = model.parameters();
   for (const std::string& pattern : patterns)
-    if (std::ranges::none_of(parameters, [&](const Parameter* p) { return is_below(pattern, p->path()); }))
+    if (std::ranges::none_of(parameters, [&](const Parameter* p) { return matches_part(pattern, p->path()); }))
       throw Error(ErrorCode::bad_argument,
                   fmt::format("build_parallel_model: frozen: nothing matches \"{}\"", pattern));
   for (Parameter* p : parameters)
     p->set_trainable(
-        std::ranges::none_of(patterns, [&](const std::string& s) { return is_below(s, p->path()); }));
+        std::ranges::none_of(patterns, [&](const std::string& s) { return matches_part(s, p->path()); }));
 }
 
 // The axes over which key/value heads are split, the first ones of `tensor`: all axes, unless there are fewer

@@ -42,15 +42,18 @@ Error impossible(double lr) {
           fmt::format("trainer: the learning rate is {}; expected a finite number of 0 or more", lr)};
 }
 [[noreturn]] void wrong_elsewhere(std::int64_t fault) {
-  wrong(fault == kAverages ? "another rank has averages in the place of its masters; its own error says why"
+  wrong(fault == kAverages ? "another rank has averages, or values for evaluation, in the place of its "
+                             "masters; its own error says why"
         : fault == kRate   ? "another rank was given a learning rate that is none; its own error says why"
                            : "another rank was given a batch that does not fit; its own error says why");
 }
 // Returns a fault that is known before a step begins, other than a fault of its batches.
-std::optional<Error> out_of_place(const Ema* ema) {
-  if (ema == nullptr || !ema->swapped()) return std::nullopt;
+std::optional<Error> out_of_place(const Ema* ema, const Optimizer& optimizer) {
+  const bool averages = ema != nullptr && ema->swapped();
+  if (!averages && !optimizer.swapped()) return std::nullopt;
   return Error(ErrorCode::bad_argument,
-               "trainer: the averages are in the place of the masters; swap_out() first");
+               fmt::format("trainer: the {} are in the place of the masters; swap_out() first",
+                           averages ? "averages" : "values for evaluation"));
 }
 // The arguments, without the learning rate, that must be equal on all ranks; each as a number.
 struct Setting {
@@ -58,20 +61,17 @@ struct Setting {
   std::int64_t digest;
   bool known = true;  // otherwise this rank agrees with any other
 };
-// `first_values`: the history of the first values; 0: not known.
-std::vector<Setting> settings_of(const Trainer::Options& o, std::int64_t steps, std::uint64_t first_values) {
+// `optimizer`: its digest. `first_values`: the history of the first values; 0: not known.
+std::vector<Setting> settings_of(const Trainer::Options& o, std::uint64_t optimizer, std::int64_t steps,
+                                 std::uint64_t first_values) {
   const auto of = [](std::initializer_list<double> values) {
     Fnv1a hash;
     for (const double v : values) hash.add(std::bit_cast<std::uint64_t>(v));
     return static_cast<std::int64_t>(hash.value);
   };
-  const AdamW::Options* const adamw = std::get_if<AdamW::Options>(&o.optimizer);
-  const SGD::Options* const sgd = std::get_if<SGD::Options>(&o.optimizer);
   const auto& scale = o.loss_scale;
   return {
-      {"options.optimizer", adamw != nullptr
-                                ? of({0, adamw->beta1, adamw->beta2, adamw->eps, adamw->weight_decay})
-                                : of({1, sgd->momentum, sgd->weight_decay})},
+      {"options.optimizer", static_cast<std::int64_t>(optimizer)},
       {"options.max_norm", of({o.max_norm})},
       {"options.non_finite", static_cast<std::int64_t>(o.non_finite)},
       {"options.seed", static_cast<std::int64_t>(o.seed)},
@@ -101,25 +101,8 @@ Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
     : model_(&model), compute_(&compute), options_(options), loss_(options.label_smoothing) {
   if (!(options.max_norm >= 0))
     wrong(fmt::format("max_norm is {}; expected 0 (no clipping) or more", options.max_norm));
-  const auto check = [](const char* name, double value, double below) {
-    if (!(value >= 0 && value < below))
-      wrong(fmt::format("{} is {}; expected 0 or more{}", name, value,
-                        std::isfinite(below) ? fmt::format(", and less than {}", below) : ""));
-  };
   if (options.loss_scale) scaler_.emplace(*options.loss_scale);
-  constexpr double kNone = std::numeric_limits<double>::infinity();
-  if (const AdamW::Options* const o = std::get_if<AdamW::Options>(&options.optimizer)) {
-    check("beta1", o->beta1, 1);
-    check("beta2", o->beta2, 1);
-    check("eps", o->eps, kNone);
-    check("weight_decay", o->weight_decay, kNone);
-    optimizer_ = std::make_unique<AdamW>(compute, model.parameters(), *o);
-  } else {
-    const SGD::Options& sgd = std::get<SGD::Options>(options.optimizer);
-    check("momentum", sgd.momentum, kNone);
-    check("weight_decay", sgd.weight_decay, kNone);
-    optimizer_ = std::make_unique<SGD>(compute, model.parameters(), sgd);
-  }
+  optimizer_ = make_optimizer(compute, model.parameters(), options.optimizer, options.groups);
   if (options.ema) ema_ = std::make_unique<Ema>(compute, model.parameters(), *options.ema);
 }
 
@@ -147,7 +130,7 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   std::int64_t fault = kNone, valid = 0;
   Fnv1a hash;
   try {
-    if ((own = out_of_place(ema_.get()))) {
+    if ((own = out_of_place(ema_.get(), *optimizer_))) {
       fault = kAverages;
     } else if (lr && !possible(*lr)) {
       fault = kRate;
@@ -168,7 +151,8 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   const auto content = static_cast<std::int64_t>(hash.value);
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
   const std::vector<Setting> settings =
-      settings_of(options_, steps_, steps_ > 0 ? 0 : history_of_first_values(model_->model->parameters()));
+      settings_of(options_, optimizer_->digest(), steps_,
+                  steps_ > 0 ? 0 : history_of_first_values(model_->model->parameters()));
   // Represents a number that this rank does not know.
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   Numbers mine{fault, content, ~content, rate, ~rate};
@@ -200,7 +184,7 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
 
 // Like agree(), for the learning rate alone.
 void Trainer::agree_on_rate(double lr) const {
-  const std::optional<Error> averages = out_of_place(ema_.get());
+  const std::optional<Error> averages = out_of_place(ema_.get(), *optimizer_);
   const std::int64_t fault = averages       ? kAverages
                              : possible(lr) ? kNone
                                             : kRate,

@@ -646,6 +646,60 @@ static void averages(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
+/* The other optimizers, each with a group of rate 0. Schedule-free values are swapped in, and back to the same
+ * bits; a step in between fails. */
+static void other_optimizers(rank_args* a) {
+  const char *still[] = {"embedding"}, *head[] = {"head"}, *none[] = {"tail"};
+  weft_parameter_group group = {still, 1, 0.0, -1};
+  for (weft_optimizer kind = WEFT_LION; kind <= WEFT_MUON; ++kind) {
+    const weft_transformer_options options = small();
+    const parts p = make(a, &options);
+    weft_trainer* trainer = NULL;
+    weft_trainer_options o = WEFT_TRAINER_OPTIONS_INIT;
+    weft_parameter fixed = WEFT_PARAMETER_INIT, trained = WEFT_PARAMETER_INIT;
+    o.optimizer = kind;
+    o.momentum = 0.95;
+    o.weight_decay = 0;
+    o.groups = &group;
+    o.group_count = 1;
+    o.adamw_for = head;
+    o.adamw_for_count = kind == WEFT_MUON ? 1 : 0;
+    OK(weft_trainer_create(p.model, &o, &trainer, &error));
+    OK(weft_model_get_parameter(p.model, 0, &fixed, &error));
+    OK(weft_model_get_parameter(p.model, 2, &trained, &error));
+    const float *const x = fixed.value.data, *const y = trained.value.data;
+    const float first = x[0], before = y[0];
+    for (int step = 0; step < 2; ++step) {
+      OK(backward(trainer, &p, step, NULL, &error));
+      OK(weft_trainer_update(trainer, TRAIN_RATE, NULL, &error));
+    }
+    const float after = y[0];
+    CHECK(x[0] == first);
+    CHECK(after != before);
+    OK(weft_trainer_swap_evaluation(trainer, true, &error));
+    CHECK((y[0] != after) == (kind == WEFT_SCHEDULE_FREE_ADAMW));
+    CHECK_ERROR(backward(trainer, &p, 0, NULL, &error), WEFT_BAD_ARGUMENT,
+                "trainer: the values for evaluation are in the place of the masters; swap_out() first");
+    CHECK_ERROR(weft_trainer_swap_evaluation(trainer, true, &error), WEFT_BAD_ARGUMENT,
+                "optimizer: swap_in() *");
+    OK(weft_trainer_swap_evaluation(trainer, false, &error));
+    CHECK(y[0] == after);
+    CHECK_ERROR(weft_trainer_swap_evaluation(trainer, false, &error), WEFT_BAD_ARGUMENT,
+                "optimizer: swap_out() without swap_in()");
+    weft_trainer_destroy(trainer);
+    group.patterns = none;
+    CHECK_ERROR(weft_trainer_create(p.model, &o, &trainer, &error), WEFT_BAD_ARGUMENT,
+                "optimizer: a group has the pattern \"tail\", which matches no parameter");
+    group.patterns = still;
+    if (kind == WEFT_MUON) {
+      o.iterations = 0;
+      CHECK_ERROR(weft_trainer_create(p.model, &o, &trainer, &error), WEFT_BAD_ARGUMENT,
+                  "optimizer: iterations is 0; expected 1 to 100");
+    }
+    weft_model_destroy(p.model);
+  }
+}
+
 /* A wrong batch for logits on one tensor rank: both ranks get an error at once, and not after their deadline
  * of a minute. */
 static void logits_of_wrong_ranks(rank_args* a) {
@@ -876,24 +930,25 @@ static void refuses_trainers(weft_model* model) {
   REFUSED(weft_trainer_create(model, &o, NULL, &error), "weft_trainer_create: trainer is NULL");
   o.struct_size = 4;
   REFUSED(TRAINER(),
-          "weft_trainer_create: options->struct_size is 4; expected 104: initialise it with "
+          "weft_trainer_create: options->struct_size is 4; expected 136: initialise it with "
           "WEFT_TRAINER_OPTIONS_INIT");
   o.struct_size = sizeof(o);
-  o.optimizer = 2;
-  REFUSED(TRAINER(), "weft_trainer_create: options->optimizer is 2; expected 0 (WEFT_ADAMW) or 1 (WEFT_SGD)");
+  o.optimizer = 5;
+  REFUSED(TRAINER(),
+          "weft_trainer_create: options->optimizer is 5; expected 0 (WEFT_ADAMW) to 4 (WEFT_MUON)");
   o.optimizer = WEFT_ADAMW;
   o.beta1 = 1;
-  REFUSED(TRAINER(), "trainer: beta1 is 1; expected 0 or more, and less than 1");
+  REFUSED(TRAINER(), "optimizer: beta1 is 1; expected 0 or more, and less than 1");
   o.beta1 = 0.9;
   o.eps = NAN;
-  REFUSED(TRAINER(), "trainer: eps is nan; expected 0 or more");
+  REFUSED(TRAINER(), "optimizer: eps is nan; expected 0 or more");
   o.eps = 1e-8;
   o.weight_decay = -1;
-  REFUSED(TRAINER(), "trainer: weight_decay is -1; expected 0 or more");
+  REFUSED(TRAINER(), "optimizer: weight_decay is -1; expected 0 or more");
   o.optimizer = WEFT_SGD;
-  REFUSED(TRAINER(), "trainer: weight_decay is -1; expected 0 or more");
+  REFUSED(TRAINER(), "optimizer: weight_decay is -1; expected 0 or more");
   o.momentum = -2;
-  REFUSED(TRAINER(), "trainer: momentum is -2; expected 0 or more");
+  REFUSED(TRAINER(), "optimizer: momentum is -2; expected 0 or more");
   o.max_norm = -1;
   REFUSED(TRAINER(), "trainer: max_norm is -1; expected 0 (no clipping) or more");
   CHECK(none == NULL);
@@ -1027,6 +1082,7 @@ int main(void) {
   expect_losses_of_cpp(1, 1);
   on_mesh(1, 1, train_in_halves); /* of the losses before it */
   on_mesh(1, 1, averages);
+  on_mesh(1, 1, other_optimizers);
   expect_losses_of_cpp(2, 1);
   expect_losses_of_cpp(1, 2);
   on_mesh(1, 2, train_in_halves);
@@ -1034,6 +1090,7 @@ int main(void) {
   expect_losses_of_cpp(2, 2);
   on_mesh(2, 2, train_in_halves);
   on_mesh(2, 2, averages);
+  on_mesh(2, 2, other_optimizers);
   expect_losses_of_cpp(1, 4);
   on_mesh(1, 2, logits_of_wrong_ranks);
   on_mesh(1, 1, from_text);

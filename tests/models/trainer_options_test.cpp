@@ -140,11 +140,10 @@ TEST(TrainerAverages, InThePlaceOfMastersNoStepIsTaken) {
     if (rank.rank == 1) trainer.ema()->swap_in();
     const Error e = error_of([&] { built.step(trainer, 1); });
     EXPECT_EQ(e.code(), ErrorCode::bad_argument);
-    EXPECT_STREQ(
-        e.what(),
-        rank.rank == 1
-            ? "trainer: the averages are in the place of the masters; swap_out() first"
-            : "trainer: another rank has averages in the place of its masters; its own error says why");
+    EXPECT_STREQ(e.what(), rank.rank == 1
+                               ? "trainer: the averages are in the place of the masters; swap_out() first"
+                               : "trainer: another rank has averages, or values for evaluation, in the place "
+                                 "of its masters; its own error says why");
     if (rank.rank == 1) trainer.ema()->swap_out();
     EXPECT_EQ(masters(built), before);
     EXPECT_FALSE(built.step(trainer, 1).skipped);

@@ -436,6 +436,8 @@ TEST_F(KernelRows, SayWhatEachOperandIs) {
   check<&T::adamw_step>(I{7}, AdamWStep{0.1, 0.9, 0.99, 1e-8, 0.1, 1});
   check<&T::sgd_step>(I{7}, SgdStep{0.1, 0.9, 0.1});
   check<&T::sgd_step>(Optional::null, I{7}, SgdStep{0.1, 0.0, 0.1});
+  check<&T::lion_step>(I{7}, LionStep{0.1, 0.9, 0.99, 0.1});
+  check<&T::schedule_free_step>(I{7}, ScheduleFreeStep{0.1, 0.9, 0.99, 1e-8, 0.1, 0.5, 1});
 
   std::vector<std::string> warnings;
   for_each_kernel([&]<auto Member>() {

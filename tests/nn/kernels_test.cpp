@@ -949,6 +949,62 @@ TEST(Sgd, EqualsReferenceOverSeveralSteps) {
   }
 }
 
+TEST(Lion, EqualsReferenceOverSeveralSteps) {
+  KernelContext ctx(1);
+  for (const std::int64_t n : kLengths) {
+    auto p = random_array(n, 1), m = zeros(n);
+    Array<double> p_want(p.begin(), p.end()), m_want(p.size());
+    for (unsigned step = 1; step <= 5; ++step) {
+      auto g = random_array(n, 10 + step);
+      if (step == 1) std::fill_n(g.begin(), g.size() / 4, 0.0f);  // the sign of 0 is 0
+      const Array<double> g_wide(g.begin(), g.end());
+      const LionStep s{.rate = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1};
+      lion_step(ctx, p.data(), m.data(), g.data(), n, s);
+      reference::lion_step(p_want.data(), m_want.data(), g_wide.data(), n, s);
+    }
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      ASSERT_NEAR(p[i], p_want[i], 5 * 4 * kUlp) << i;
+      ASSERT_NEAR(m[i], m_want[i], 5 * 4 * kUlp) << i;
+    }
+  }
+}
+
+TEST(Lion, ANaNStaysANaN) {
+  KernelContext ctx(1);
+  Array<float> p{1, 1}, m{0, 0};
+  const Array<float> g{std::numeric_limits<float>::quiet_NaN(), 0};
+  lion_step(ctx, p.data(), m.data(), g.data(), 2,
+            {.rate = 0.5, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0});
+  EXPECT_TRUE(std::isnan(p[0]));
+  EXPECT_EQ(p[1], 1.0f);
+}
+
+TEST(ScheduleFree, EqualsReferenceOverSeveralSteps) {
+  KernelContext ctx(1);
+  for (const std::int64_t n : kLengths) {
+    auto y = random_array(n, 1), z = y, v = zeros(n);
+    Array<double> y_want(y.begin(), y.end()), z_want = y_want, v_want(y.size());
+    for (std::int64_t step = 1; step <= 5; ++step) {
+      const auto g = random_array(n, static_cast<unsigned>(10 + step));
+      const Array<double> g_wide(g.begin(), g.end());
+      const ScheduleFreeStep s{.rate = 1e-2,
+                               .beta1 = 0.9,
+                               .beta2 = 0.95,
+                               .eps = 1e-8,
+                               .weight_decay = 0.1,
+                               .weight = 1.0 / static_cast<double>(step),
+                               .step = step};
+      schedule_free_step(ctx, y.data(), z.data(), v.data(), g.data(), n, s);
+      reference::schedule_free_step(y_want.data(), z_want.data(), v_want.data(), g_wide.data(), n, s);
+    }
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      ASSERT_NEAR(y[i], y_want[i], 5 * 6 * kUlp) << i;
+      ASSERT_NEAR(z[i], z_want[i], 5 * 6 * kUlp) << i;
+      ASSERT_NEAR(v[i], v_want[i], 5 * 4 * kUlp) << i;
+    }
+  }
+}
+
 // --- finite differences of the reference, in double
 
 TEST(FiniteDifferences, Linear) {

@@ -326,7 +326,7 @@ TEST(Parameter, WhatThawsAfterTheOptimizerWasMadeIsAnError) {
   optimizer.step(0.1);  // nothing is trained
   frozen.set_trainable(true);
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { optimizer.step(0.1); }),
-            "optimizer: \"\" was frozen when the optimizer was made; make it after set_trainable");
+            "optimizer: \"\" was frozen when the optimizer was made; add() it when it is unfrozen");
 }
 
 }  // namespace

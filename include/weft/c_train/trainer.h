@@ -15,15 +15,32 @@ typedef struct weft_trainer weft_trainer;
 typedef int32_t weft_optimizer;
 enum {
   WEFT_ADAMW = 0, /* I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019 */
-  WEFT_SGD = 1
+  WEFT_SGD = 1,
+  WEFT_LION = 2, /* X. Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023; often beta2 0.99 */
+  /* A. Defazio et al., "The Road Less Scheduled", 2024: AdamW without a schedule that must know the last step.
+   * Use a constant rate after a warm-up, often beta2 0.999; see weft_trainer_swap_evaluation. */
+  WEFT_SCHEDULE_FREE_ADAMW = 3,
+  /* K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, often momentum 0.95.
+   * Parameters that are no matrices, and those of `adamw_for`, are trained by AdamW. */
+  WEFT_MUON = 4
 };
+
+/* Parameters with a learning rate or a decay of their own. */
+typedef struct weft_parameter_group {
+  /* paths of parameters or modules; in a path, * stands for one step. If several groups match a parameter, the
+   * last one counts. */
+  const char* const* patterns;
+  int32_t pattern_count;
+  double rate;         /* a factor of the learning rate */
+  double weight_decay; /* of all parameters of the group; below 0: as without a group */
+} weft_parameter_group;
 
 typedef struct weft_trainer_options {
   uint32_t struct_size;
   weft_optimizer optimizer;
-  double beta1, beta2, eps; /* WEFT_ADAMW */
+  double beta1, beta2, eps; /* all but WEFT_SGD; WEFT_LION has no eps. In WEFT_MUON: of AdamW */
   double weight_decay;      /* for parameters of two dimensions or more, except those of norms */
-  double momentum;          /* WEFT_SGD */
+  double momentum;          /* WEFT_SGD, WEFT_MUON */
   double max_norm;          /* gradients are clipped to this norm; 0: they are not clipped */
   uint64_t seed;            /* the seed of the random numbers in a pass; the same on all ranks */
   /* If the norm of a step is not finite, the step leaves the weights as they are, instead of failing. */
@@ -40,9 +57,23 @@ typedef struct weft_trainer_options {
   double ema_decay;
   /* the decay grows to ema_decay: update n uses the smaller of ema_decay and (1 + n) / (10 + n) */
   bool ema_warm_up;
+  /* WEFT_MUON: without the gradient of the step itself in the orthogonalised momentum */
+  bool without_nesterov;
+  /* WEFT_MUON: steps scaled by max(1, rows / columns)^0.5 as in the first paper, instead of 0.2 max(rows,
+   * columns)^0.5, which makes them as large as AdamW's (J. Liu et al., "Muon is Scalable for LLM Training",
+   * 2025) */
+  bool original_scale;
+  int32_t iterations; /* WEFT_MUON: Newton-Schulz iterations, 1 to 100 */
+  int32_t adamw_for_count, group_count;
+  /* WEFT_MUON: patterns as in weft_parameter_group; usually "embedding" and "head" */
+  const char* const* adamw_for;
+  const weft_parameter_group* groups;
 } weft_trainer_options;
-#define WEFT_TRAINER_OPTIONS_INIT \
-  { sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false }
+#define WEFT_TRAINER_OPTIONS_INIT                                                                          \
+  {                                                                                                        \
+    sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false, false, \
+        false, 5, 0, 0, NULL, NULL                                                                         \
+  }
 
 /* `options` may be NULL; all ranks must give the same. No communication. Only one trainer of a model at a
  * time may take steps. */
@@ -117,6 +148,14 @@ weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft
  * trainer has no averages (ema_decay), or if the model already computes with what `averages_in` requests. No
  * communication, but either all ranks must call it or none. */
 weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, weft_error* error);
+
+/* For WEFT_SCHEDULE_FREE_ADAMW, which trains other values than those to evaluate and to export: with
+ * `evaluation_in` true the parameters become the values to evaluate; a call with false restores the trained
+ * values, to the same bits. For other optimizers the parameters stay as they are. Between the two calls a
+ * step, an update and weft_trainer_save fail with WEFT_BAD_ARGUMENT, the first two on all ranks; weft_model_save
+ * saves the values to evaluate. Fails with WEFT_BAD_ARGUMENT if the parameters already are what
+ * `evaluation_in` requests. No communication, but either all ranks must call it or none. */
+weft_status weft_trainer_swap_evaluation(weft_trainer* trainer, bool evaluation_in, weft_error* error);
 
 /* Like weft_model_save and weft_model_load, but including the state of the optimizer, the averages, and the
  * number of steps. Collective over the mesh; blocks. weft_trainer_load refuses a checkpoint of a model only,

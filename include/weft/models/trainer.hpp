@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <variant>
 #include <vector>
 
 #include "weft/base/error.hpp"
@@ -16,9 +15,9 @@
 #include "weft/dp/grad_norm.hpp"
 #include "weft/models/build.hpp"
 #include "weft/nn/loss.hpp"
-#include "weft/nn/optimizer.hpp"
 #include "weft/train/ema.hpp"
 #include "weft/train/loss_scaler.hpp"
+#include "weft/train/make_optimizer.hpp"
 
 namespace weft {
 
@@ -47,7 +46,9 @@ Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& 
 class Trainer {
  public:
   struct Options {
-    std::variant<AdamW::Options, SGD::Options> optimizer = AdamW::Options{};
+    OptimizerOptions optimizer = AdamW::Options{};
+    /// Parameters with a rate or a decay of their own; see ParameterGroup.
+    std::vector<ParameterGroup> groups = {};
     double max_norm = 1;  ///< gradients are clipped to this norm; 0: not at all
     NonFinite non_finite = NonFinite::error;
     std::uint64_t seed = 0;  ///< of the random numbers in a pass
@@ -117,6 +118,9 @@ class Trainer {
   /// Ema::Swapped averages(*trainer.ema())`. A step while averages are swapped in throws bad_argument on all
   /// ranks.
   Ema* ema() const noexcept { return ema_.get(); }
+  /// The optimizer, of the kind that Options::optimizer says. To evaluate with ScheduleFreeAdamW: `const
+  /// Optimizer::Swapped values(trainer.optimizer())`.
+  Optimizer& optimizer() const noexcept { return *optimizer_; }
 
   /// The number of steps taken, which is the number of the next step.
   std::int64_t steps() const noexcept { return steps_; }

@@ -235,6 +235,20 @@ struct SgdStep {
   double rate, momentum, weight_decay;
 };
 
+/// One step of Lion (Chen et al. 2023): c = m + (1 - beta1) (g - m);  p -= rate (sign(c) + weight_decay p);
+/// m += (1 - beta2) (g - m). The sign of 0 is 0, that of NaN is NaN.
+struct LionStep {
+  double rate, beta1, beta2, weight_decay;
+};
+
+/// One step of schedule-free AdamW (Defazio et al. 2024):
+///   v = beta2 v + (1 - beta2) g^2;  d = g / (sqrt(v) / sqrt(1 - beta2^step) + eps) + weight_decay y;
+///   y += weight (z - y) - rate (1 - beta1 (1 - weight)) d;  z -= rate d.
+struct ScheduleFreeStep {
+  double rate, beta1, beta2, eps, weight_decay, weight;
+  std::int64_t step;  // 1 at the first
+};
+
 /// Which elements of a run are dropped: element i by number first + i of the stream, which is uniform on [0,
 /// 1).
 struct DropoutRun {

@@ -478,6 +478,14 @@ WEFT_KERNEL(adamw_step,
 WEFT_KERNEL(sgd_step,
     (float* p, float* velocity, const float* g, std::int64_t n, const SgdStep& s),
     updates(p, n), optional(updates(velocity, n)), reads(g, n))
+/// One step of Lion with the gradient g.
+WEFT_KERNEL(lion_step,
+    (float* p, float* m, const float* g, std::int64_t n, const LionStep& s),
+    updates(p, n), updates(m, n), reads(g, n))
+/// One step of schedule-free AdamW with the gradient g.
+WEFT_KERNEL(schedule_free_step,
+    (float* y, float* z, float* v, const float* g, std::int64_t n, const ScheduleFreeStep& s),
+    updates(y, n), updates(z, n), updates(v, n), reads(g, n))
 
 #undef WEFT_KERNEL
 #undef WEFT_KERNEL_F32_BF16

@@ -10,6 +10,7 @@
 
 #include "weft/mesh/placement.hpp"
 #include "weft/nn/module.hpp"
+#include "weft/nn/path_pattern.hpp"
 
 namespace weft {
 
@@ -117,8 +118,5 @@ class Plan {
   std::vector<Entry> entries_;
   std::vector<std::string> left_whole_;
 };
-
-/// Whether `path` matches `pattern`.
-bool matches(std::string_view pattern, std::string_view path) noexcept;
 
 }  // namespace weft

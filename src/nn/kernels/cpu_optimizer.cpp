@@ -1,4 +1,4 @@
-// One step of AdamW and of SGD on a flat range of parameters.
+// One step of each optimizer on a flat range of parameters.
 #include <cmath>
 
 #include "nn/kernels/cpu_context.hpp"
@@ -68,7 +68,64 @@ WEFT_CPU_CLONES(void, plain_sgd_range, (float* p, const float* g, std::int64_t n
   for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (g[i] + decay * p[i]);
 }
 
+WEFT_CPU_CLONES(void, lion_range,
+                (float* p, float* m, const float* g, std::int64_t n, float rate, float one_minus_beta1,
+                 float one_minus_beta2, float keep),
+                (p, m, g, n, rate, one_minus_beta1, one_minus_beta2, keep)) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float apart = g[i] - m[i], c = m[i] + one_minus_beta1 * apart;
+    const float sign = c > 0 ? 1.0f : c < 0 ? -1.0f : c;
+    p[i] = p[i] * keep - rate * sign;
+    m[i] += one_minus_beta2 * apart;
+  }
+}
+
+struct ScheduleFreeFactors {  // each rounded to f32 once
+  float beta2, one_minus_beta2, sqrt_correction2, eps, decay, weight, rate_of_y, rate;
+};
+
+WEFT_CPU_CLONES(void, schedule_free_range,
+                (float* y, float* z, float* v, const float* g, std::int64_t n, const ScheduleFreeFactors& f),
+                (y, z, v, g, n, f)) {
+  const ScheduleFreeFactors k = f;
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float second = v[i] * k.beta2 + k.one_minus_beta2 * g[i] * g[i];
+    const float d = g[i] / (std::sqrt(second) / k.sqrt_correction2 + k.eps) + k.decay * y[i];
+    v[i] = second;
+    y[i] = y[i] + k.weight * (z[i] - y[i]) - k.rate_of_y * d;
+    z[i] -= k.rate * d;
+  }
+}
+
 }  // namespace
+
+void lion_step(KernelContext& ctx, float* p, float* m, const float* g, std::int64_t n, const LionStep& s) {
+  const auto rate = static_cast<float>(s.rate), one_minus_beta1 = static_cast<float>(1.0 - s.beta1),
+             one_minus_beta2 = static_cast<float>(1.0 - s.beta2),
+             keep = static_cast<float>(1.0 - s.rate * s.weight_decay);
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    lion_range(p + begin, m + begin, g + begin, end - begin, rate, one_minus_beta1, one_minus_beta2, keep);
+  });
+}
+
+void schedule_free_step(KernelContext& ctx, float* y, float* z, float* v, const float* g, std::int64_t n,
+                        const ScheduleFreeStep& s) {
+  const double correction2 = 1.0 - std::pow(s.beta2, static_cast<double>(s.step));
+  const ScheduleFreeFactors factors{
+      .beta2 = static_cast<float>(s.beta2),
+      .one_minus_beta2 = static_cast<float>(1.0 - s.beta2),
+      .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),
+      .eps = static_cast<float>(s.eps),
+      .decay = static_cast<float>(s.weight_decay),
+      .weight = static_cast<float>(s.weight),
+      .rate_of_y = static_cast<float>(s.rate * (1.0 - s.beta1 * (1.0 - s.weight))),
+      .rate = static_cast<float>(s.rate)};
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    schedule_free_range(y + begin, z + begin, v + begin, g + begin, end - begin, factors);
+  });
+}
 
 void adamw_step(KernelContext& ctx, float* p, float* m, float* v, const float* g, std::int64_t n,
                 const AdamWStep& s) {

@@ -508,4 +508,32 @@ void sgd_step(T* p, T* velocity, const T* g, std::int64_t n, const SgdStep& s) {
   }
 }
 
+/// p, m, g: (n).
+template <class T>
+void lion_step(T* p, T* m, const T* g, std::int64_t n, const LionStep& s) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double gradient = static_cast<double>(g[i]), before = static_cast<double>(m[i]),
+                 c = s.beta1 * before + (1.0 - s.beta1) * gradient, old = static_cast<double>(p[i]);
+    const double sign = c > 0 ? 1 : c < 0 ? -1 : c;
+    p[i] = static_cast<T>(old - s.rate * (sign + s.weight_decay * old));
+    m[i] = static_cast<T>(s.beta2 * before + (1.0 - s.beta2) * gradient);
+  }
+}
+
+/// y, z, v, g: (n).
+template <class T>
+void schedule_free_step(T* y, T* z, T* v, const T* g, std::int64_t n, const ScheduleFreeStep& s) {
+  const double correction = 1.0 - std::pow(s.beta2, static_cast<double>(s.step));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double gradient = static_cast<double>(g[i]), trained = static_cast<double>(y[i]),
+                 fast = static_cast<double>(z[i]),
+                 second = s.beta2 * static_cast<double>(v[i]) + (1.0 - s.beta2) * gradient * gradient;
+    const double d = gradient / (std::sqrt(second / correction) + s.eps) + s.weight_decay * trained;
+    v[i] = static_cast<T>(second);
+    y[i] = static_cast<T>((1.0 - s.weight) * trained + s.weight * fast -
+                          s.rate * (1.0 - s.beta1 * (1.0 - s.weight)) * d);
+    z[i] = static_cast<T>(fast - s.rate * d);
+  }
+}
+
 }  // namespace weft::kernels::reference

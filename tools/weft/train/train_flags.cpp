@@ -24,6 +24,8 @@ void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--decay-steps", c.decay_steps, "Last steps, in which the rate of wsd falls; -1: a fifth of --steps");
   visit("--decay-shape", c.decay_shape, "How it falls then: linear, cosine, or 1-sqrt");
   visit("--weight-decay", c.weight_decay, "Of matrices");
+  visit("--groups", c.groups,
+        "Parameters with a factor of --lr, or a decay, of their own: PATTERN,...:rate=X:decay=X;...");
   visit("--clip", c.max_norm, "Largest gradient norm");
   visit("--loss-scale", c.loss_scale, "Dynamic loss scaling, which begins with this; 0: none");
   visit("--label-smoothing", c.label_smoothing,
@@ -59,6 +61,11 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
     file.take(added, &member);
   };
   each_run_flag(config, add);
+  file.take(sub.add_option("--optimizer", config.optimizer, "adamw, sgd, lion, schedule-free or muon")
+                ->check(CLI::IsMember({"adamw", "sgd", "lion", "schedule-free", "muon"}))
+                ->capture_default_str()
+                ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
+            &config.optimizer);
   file.take(sub.add_flag("--sequence-parallel", config.sequence_parallel,
                          "Norms and residual sums on a part of the sequence in each tensor rank"),
             &config.sequence_parallel);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 
 #include "base/files/regular_file.hpp"
@@ -34,10 +35,31 @@ BuildOptions build_options(const TrainConfig& config) {
   return options;
 }
 
+std::optional<double> number_of(std::string_view text) {
+  double value = 0;
+  const auto [stop, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (failed != std::errc() || stop != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+OptimizerOptions optimizer_options(const TrainConfig& config) {
+  const double decay = config.weight_decay;
+  if (config.optimizer == "sgd") return SGD::Options{.momentum = 0.9, .weight_decay = decay};
+  if (config.optimizer == "lion") return Lion::Options{.weight_decay = decay};
+  if (config.optimizer == "schedule-free") return ScheduleFreeAdamW::Options{.weight_decay = decay};
+  if (config.optimizer == "muon") {
+    Muon::Options muon{.weight_decay = decay, .adamw_for = {"embedding"}};
+    if (!config.model.tied) muon.adamw_for.emplace_back("head");
+    return muon;
+  }
+  return AdamW::Options{.weight_decay = decay};
+}
+
 Trainer::Options trainer_options(const TrainConfig& config) {
-  AdamW::Options adamw;
-  adamw.weight_decay = config.weight_decay;
-  Trainer::Options options{.optimizer = adamw, .max_norm = config.max_norm, .seed = config.seed};
+  Trainer::Options options{.optimizer = optimizer_options(config),
+                           .groups = groups_of(config.groups),
+                           .max_norm = config.max_norm,
+                           .seed = config.seed};
   if (config.loss_scale != 0) options.loss_scale = LossScaler::Options{.scale = config.loss_scale};
   options.label_smoothing = config.label_smoothing;
   if (config.ema != 0) options.ema = Ema::Options{.decay = config.ema, .warm_up = true};
@@ -45,6 +67,41 @@ Trainer::Options trainer_options(const TrainConfig& config) {
 }
 
 }  // namespace
+
+std::vector<ParameterGroup> groups_of(const std::string& text) {
+  const auto parts_of = [](std::string_view whole, char between) {
+    std::vector<std::string_view> parts;
+    for (std::size_t at = 0; at <= whole.size();) {
+      const std::size_t end = std::min(whole.find(between, at), whole.size());
+      parts.push_back(whole.substr(at, end - at));
+      at = end + 1;
+    }
+    return parts;
+  };
+  std::vector<ParameterGroup> groups;
+  if (text.empty()) return groups;
+  for (const std::string_view one : parts_of(text, ';')) {
+    ParameterGroup group;
+    const std::vector<std::string_view> parts = parts_of(one, ':');
+    for (const std::string_view pattern : parts_of(parts[0], ',')) group.patterns.emplace_back(pattern);
+    for (std::size_t i = 1; i < parts.size(); ++i) {
+      const std::size_t equals = std::min(parts[i].find('='), parts[i].size());
+      const std::string_view key = parts[i].substr(0, equals);
+      const std::optional<double> value =
+          equals == parts[i].size() ? std::nullopt : number_of(parts[i].substr(equals + 1));
+      if (!value || (key != "rate" && key != "decay"))
+        bad_training(fmt::format("groups has \"{}\"; expected rate=NUMBER or decay=NUMBER", parts[i]));
+      if (key == "rate")
+        group.rate = *value;
+      else
+        group.weight_decay = *value;
+    }
+    if (parts.size() == 1)
+      bad_training(fmt::format("groups has \"{}\"; expected PATTERN,...:rate=NUMBER:decay=NUMBER", one));
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
 
 std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least) {
   constexpr std::size_t kMostBytes = std::size_t{1} << 36;
@@ -135,6 +192,7 @@ MeshShape TrainConfig::check(int ranks) const {
   if (!(floor_lr >= 0 && floor_lr <= peak_lr))
     bad_training(fmt::format("lr-floor is {} and lr {}; expected 0 <= lr-floor <= lr", floor_lr, peak_lr));
   rates().check();
+  groups_of(groups);
   return mesh;
 }
 
@@ -183,6 +241,8 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
   if (m.tied != usual.tied) identity += fmt::format(" tied={}", m.tied);
   if (config.loss_scale != 0) identity += fmt::format(" loss_scale={}", config.loss_scale);
   if (config.label_smoothing != 0) identity += fmt::format(" label_smoothing={}", config.label_smoothing);
+  if (config.optimizer != "adamw") identity += fmt::format(" optimizer={}", config.optimizer);
+  if (!config.groups.empty()) identity += fmt::format(" groups={}", config.groups);
   if (config.ema != 0) identity += fmt::format(" ema={}", config.ema);
   if (rates.form != ScheduleForm::cosine) identity += fmt::format(" schedule={}", name(rates.form));
   if (rates.form == ScheduleForm::wsd)

@@ -32,6 +32,9 @@ struct TrainConfig {
   std::string schedule = "cosine";       ///< the name of a ScheduleForm
   std::int64_t decay_steps = -1;         ///< with wsd; -1: a fifth of the steps
   std::string decay_shape = "linear";    ///< with wsd: the name of a DecayShape
+  std::string optimizer = "adamw";       ///< adamw, sgd, lion, schedule-free or muon
+  /// Parameters with a rate or a decay of their own; see groups_of().
+  std::string groups;
   double weight_decay = 0.1;
   double max_norm = 1.0;
   double loss_scale = 0;       ///< dynamic, beginning with this value; 0: none
@@ -58,6 +61,11 @@ struct TrainConfig {
   /// before any rank is started or met. Returns the mesh.
   MeshShape check(int ranks) const;
 };
+
+/// Reads "embedding,head:rate=0.5:decay=0;layers.0:rate=0": groups between semicolons, each with its patterns
+/// between commas, a factor of the learning rate and a decay. Throws bad_argument, naming the part that it
+/// cannot read.
+std::vector<ParameterGroup> groups_of(const std::string& text);
 
 struct StepResult {
   std::int64_t step = 0;  ///< from 0

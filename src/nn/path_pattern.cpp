@@ -1,4 +1,4 @@
-#include "weft/tp/plan.hpp"
+#include "weft/nn/path_pattern.hpp"
 
 namespace weft {
 
@@ -22,6 +22,12 @@ bool matches(std::string_view pattern, std::string_view path) noexcept {
     p = star + 1;
     at = ++stretch_end;
   }
+}
+
+bool matches_part(std::string_view pattern, std::string_view path) noexcept {
+  for (std::size_t end = path.find('.'); end != std::string_view::npos; end = path.find('.', end + 1))
+    if (matches(pattern, path.substr(0, end))) return true;
+  return matches(pattern, path);
 }
 
 }  // namespace weft
