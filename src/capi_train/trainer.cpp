@@ -61,7 +61,8 @@ Trainer::Options options_of(const char* function, const weft_trainer_options& o)
   }
   for (const weft_parameter_group& g :
        capi::list_of(function, o.groups, o.group_count, "options->groups", "options->group_count")) {
-    weft::ParameterGroup group{.rate = g.rate};
+    weft::ParameterGroup group;
+    group.rate = g.rate;
     if (!(g.weight_decay < 0)) group.weight_decay = g.weight_decay;
     for (const std::string_view pattern :
          capi::names_of(function, g.patterns, g.pattern_count, "options->groups[].patterns",

@@ -649,7 +649,7 @@ static void averages(rank_args* a) {
 /* The other optimizers, each with a group of rate 0. Schedule-free values are swapped in, and back to the same
  * bits; a step in between fails. */
 static void other_optimizers(rank_args* a) {
-  const char *still[] = {"embedding"}, *head[] = {"head"}, *none[] = {"tail"};
+  const char *still[] = {"token_embedding"}, *head[] = {"output_head"}, *none[] = {"tail"};
   weft_parameter_group group = {still, 1, 0.0, -1};
   for (weft_optimizer kind = WEFT_LION; kind <= WEFT_MUON; ++kind) {
     const weft_transformer_options options = small();
@@ -681,7 +681,7 @@ static void other_optimizers(rank_args* a) {
     CHECK_ERROR(backward(trainer, &p, 0, NULL, &error), WEFT_BAD_ARGUMENT,
                 "trainer: the values for evaluation are in the place of the masters; swap_out() first");
     CHECK_ERROR(weft_trainer_swap_evaluation(trainer, true, &error), WEFT_BAD_ARGUMENT,
-                "optimizer: swap_in() *");
+                "optimizer: swap_in() while the values for evaluation are swapped in; swap_out() first");
     OK(weft_trainer_swap_evaluation(trainer, false, &error));
     CHECK(y[0] == after);
     CHECK_ERROR(weft_trainer_swap_evaluation(trainer, false, &error), WEFT_BAD_ARGUMENT,

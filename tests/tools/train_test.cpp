@@ -220,6 +220,29 @@ TEST_F(TrainTest, AveragesAndLabelSmoothingGoOn) {
                         "there and not set here"));
 }
 
+// Every optimizer trains, continues where it was saved, and is part of the run's identity.
+TEST_F(TrainTest, OtherOptimizersAndGroupsGoOn) {
+  for (const std::string optimizer : {"sgd", "lion", "schedule-free", "muon"}) {
+    const auto with = [&](const Words& more) {
+      Words words{"--ranks",     "2",       "--tp",     "2",
+                  "--optimizer", optimizer, "--groups", "layers.0:rate=0.5:decay=0",
+                  "--save"};
+      words.insert(words.end(), more.begin(), more.end());
+      return small(words);
+    };
+    ASSERT_EQ(run(with({file(optimizer), "--until", "4", "--metrics", file(optimizer + ".a")})), 0) << err();
+    const std::string parts = optimizer + ".parts";
+    ASSERT_EQ(run(with({file(parts), "--until", "2", "--metrics", file(optimizer + ".b")})), 0) << err();
+    ASSERT_EQ(run(with({file(parts), "--until", "4", "--metrics", file(optimizer + ".b"), "--resume"})), 0)
+        << err();
+    EXPECT_EQ(losses(optimizer + ".a"), losses(optimizer + ".b"));
+    EXPECT_EQ(run({"checkpoint", "diff", file(optimizer), file(parts)}), 0) << out();
+  }
+  EXPECT_EQ(run(small({"--ranks", "2", "--tp", "2", "--save", file("lion"), "--resume"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--groups is layers.0:rate=0.5:decay=0 there and not set here, --optimizer is "
+                               "lion there and not set here"));
+}
+
 // More tensor ranks than key/value heads.
 TEST_F(TrainTest, TensorRanksShareKeyAndValueHeads) {
   const Words model{"--kv-heads", "2", "--until", "4", "--metrics"};
@@ -636,6 +659,11 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--ranks", "3", "--tp", "3", "--heads", "6", "--kv-heads", "3", "--dim", "48", "--ffn", "96"},
          "256 vocabulary entries do not divide into tp=3 (256 = 3 x 85 + 1); --vocab shard takes any number");
   expect({"--label-smoothing", "1.5"}, "label-smoothing is 1.5; expected 0 to 1");
+  expect({"--optimizer", "adam"}, "--optimizer");
+  expect({"--groups", "head"}, "groups has \"head\"; expected PATTERN,...:rate=NUMBER:decay=NUMBER");
+  expect({"--groups", "head:lr=1"}, "groups has \"lr=1\"; expected rate=NUMBER or decay=NUMBER");
+  expect({"--groups", "head:rate=x"}, "groups has \"rate=x\"; expected rate=NUMBER or decay=NUMBER");
+  expect({"--groups", "tail:rate=1"}, "a group has the pattern \"tail\", which matches no parameter");
   expect({"--ema", "1"}, "ema is 1; expected 0 (none) or more, and less than 1");
   expect({"--ranks", "4", "--dp", "3"}, "dp=3");
   expect({"--ranks", "4", "--dp", "3", "--tp", "1"}, "mesh: dp=3 x tp=1 = 3 ranks; the group has 4");

@@ -57,22 +57,22 @@ typedef struct weft_trainer_options {
   double ema_decay;
   /* the decay grows to ema_decay: update n uses the smaller of ema_decay and (1 + n) / (10 + n) */
   bool ema_warm_up;
+  /* WEFT_MUON: patterns as in weft_parameter_group; usually "token_embedding" and "output_head" */
+  const char* const* adamw_for;
+  const weft_parameter_group* groups;
+  int32_t adamw_for_count, group_count;
+  int32_t iterations; /* WEFT_MUON: Newton-Schulz iterations, 1 to 100 */
   /* WEFT_MUON: without the gradient of the step itself in the orthogonalised momentum */
   bool without_nesterov;
   /* WEFT_MUON: steps scaled by max(1, rows / columns)^0.5 as in the first paper, instead of 0.2 max(rows,
    * columns)^0.5, which makes them as large as AdamW's (J. Liu et al., "Muon is Scalable for LLM Training",
    * 2025) */
   bool original_scale;
-  int32_t iterations; /* WEFT_MUON: Newton-Schulz iterations, 1 to 100 */
-  int32_t adamw_for_count, group_count;
-  /* WEFT_MUON: patterns as in weft_parameter_group; usually "embedding" and "head" */
-  const char* const* adamw_for;
-  const weft_parameter_group* groups;
 } weft_trainer_options;
-#define WEFT_TRAINER_OPTIONS_INIT                                                                          \
-  {                                                                                                        \
-    sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false, false, \
-        false, 5, 0, 0, NULL, NULL                                                                         \
+#define WEFT_TRAINER_OPTIONS_INIT                                                                         \
+  {                                                                                                       \
+    sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false, NULL, \
+        NULL, 0, 0, 5, false, false                                                                       \
   }
 
 /* `options` may be NULL; all ranks must give the same. No communication. Only one trainer of a model at a

@@ -48,8 +48,8 @@ OptimizerOptions optimizer_options(const TrainConfig& config) {
   if (config.optimizer == "lion") return Lion::Options{.weight_decay = decay};
   if (config.optimizer == "schedule-free") return ScheduleFreeAdamW::Options{.weight_decay = decay};
   if (config.optimizer == "muon") {
-    Muon::Options muon{.weight_decay = decay, .adamw_for = {"embedding"}};
-    if (!config.model.tied) muon.adamw_for.emplace_back("head");
+    Muon::Options muon{.weight_decay = decay, .adamw_for = {"token_embedding"}};
+    if (!config.model.tied) muon.adamw_for.emplace_back("output_head");
     return muon;
   }
   return AdamW::Options{.weight_decay = decay};
