@@ -49,7 +49,8 @@ namespace {
 void freeze(Module& model, const std::vector<std::string>& patterns) {
   const std::vector<Parameter*> parameters = model.parameters();
   for (const std::string& pattern : patterns)
-    if (std::ranges::none_of(parameters, [&](const Parameter* p) { return matches_part(pattern, p->path()); }))
+    if (std::ranges::none_of(parameters,
+                             [&](const Parameter* p) { return matches_part(pattern, p->path()); }))
       throw Error(ErrorCode::bad_argument,
                   fmt::format("build_parallel_model: frozen: nothing matches \"{}\"", pattern));
   for (Parameter* p : parameters)

@@ -3,6 +3,8 @@
 
 #include <string_view>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 /// Whether `path` matches `pattern`, in which `*` stands for any characters except a dot: "layers.*.mlp".
