@@ -646,8 +646,8 @@ static void averages(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* The other optimizers, each with a group of rate 0. Schedule-free values are swapped in, and back to the same
- * bits; a step in between fails. */
+/* The other optimizers, each with a group of rate 0. Schedule-free values are swapped in, and back to the
+ * same bits; a step in between fails. */
 static void other_optimizers(rank_args* a) {
   const char *still[] = {"token_embedding"}, *head[] = {"output_head"}, *none[] = {"tail"};
   weft_parameter_group group = {still, 1, 0.0, -1};

@@ -348,7 +348,8 @@ TEST(Optimizers, NameGroupsAndOptionsThatAreWrong) {
             "optimizer: adamw_for has the pattern \"head\", which matches no parameter");
 }
 
-// A parameter that is unfrozen is trained from then on as by a new optimizer: its state begins with its first step.
+// A parameter that is unfrozen is trained from then on as by a new optimizer: its state begins with its first
+// step.
 TEST(Optimizers, TrainWhatIsUnfrozen) {
   for (const Kind& kind : kinds()) {
     SCOPED_TRACE(kind.name);
