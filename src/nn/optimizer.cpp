@@ -20,7 +20,7 @@
 namespace weft {
 namespace {
 
-[[noreturn]] void wrong(const std::string& text) {
+[[noreturn]] void bad_optimizer(const std::string& text) {
   throw Error(ErrorCode::bad_argument, "optimizer: " + text);
 }
 
@@ -29,8 +29,8 @@ constexpr double kNoLimit = std::numeric_limits<double>::infinity();
 // Throws unless 0 <= value < below.
 void check_option(const char* name, double value, double below) {
   if (!(value >= 0 && value < below))
-    wrong(fmt::format("{} is {}; expected 0 or more{}", name, value,
-                      std::isfinite(below) ? fmt::format(", and less than {}", below) : ""));
+    bad_optimizer(fmt::format("{} is {}; expected 0 or more{}", name, value,
+                              std::isfinite(below) ? fmt::format(", and less than {}", below) : ""));
 }
 
 template <class... Numbers>
@@ -54,7 +54,7 @@ Optimizer::Optimizer(Compute& compute, std::vector<Parameter*> parameters, std::
     for (const std::string& pattern : group.patterns) {
       if (std::ranges::none_of(parameters_,
                                [&](const Parameter* p) { return matches_part(pattern, p->path()); }))
-        wrong(fmt::format("a group has the pattern \"{}\", which matches no parameter", pattern));
+        bad_optimizer(fmt::format("a group has the pattern \"{}\", which matches no parameter", pattern));
       hash.add(pattern), hash.add(std::string_view("\n"));
     }
     hash.add(std::bit_cast<std::uint64_t>(group.rate));
@@ -91,9 +91,9 @@ void Optimizer::add_state(Parameter& parameter) {
 }
 
 void Optimizer::add(Parameter& parameter) {
-  if (!parameter.trainable()) wrong(fmt::format("add(): \"{}\" is frozen", parameter.path()));
+  if (!parameter.trainable()) bad_optimizer(fmt::format("add(): \"{}\" is frozen", parameter.path()));
   if (std::ranges::find(parameters_, &parameter) != parameters_.end())
-    wrong(fmt::format("add(): \"{}\" is trained already", parameter.path()));
+    bad_optimizer(fmt::format("add(): \"{}\" is trained already", parameter.path()));
   expect_trained_values("add()");
   add_state(parameter);
   std::erase(frozen_, &parameter);
@@ -111,20 +111,20 @@ Optimizer::Share Optimizer::share_of(const Parameter& parameter) const {
 
 void Optimizer::expect_trained_values(const char* call) const {
   if (swapped_)
-    wrong(fmt::format("{} while the values for evaluation are swapped in; swap_out() first", call));
+    bad_optimizer(fmt::format("{} while the values for evaluation are swapped in; swap_out() first", call));
 }
 
 void Optimizer::step(double lr) {
   expect_trained_values("step()");
   for (const Parameter* p : frozen_)
     if (p->trainable())
-      wrong(fmt::format("\"{}\" was frozen when the optimizer was made; add() it when it is unfrozen",
-                        p->path()));
+      bad_optimizer(fmt::format("\"{}\" was frozen when the optimizer was made; add() it when it is unfrozen",
+                                p->path()));
   std::vector<std::string_view> without;
   for (const Parameter* p : parameters_)
     if (p->trainable() && !p->has_gradient()) without.push_back(p->path());
   if (!without.empty())
-    wrong(fmt::format("no gradient for {}; no backward pass has used it", fmt::join(without, ", ")));
+    bad_optimizer(fmt::format("no gradient for {}; no backward pass has used it", fmt::join(without, ", ")));
   std::vector<Item> items;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = *parameters_[i];
@@ -165,7 +165,7 @@ void Optimizer::swap_in() {
 }
 
 void Optimizer::swap_out() {
-  if (!swapped_) wrong("swap_out() without swap_in()");
+  if (!swapped_) bad_optimizer("swap_out() without swap_in()");
   exchange_out();
   swapped_ = false;
 }
@@ -244,7 +244,7 @@ void Lion::update(const Item& item) {
 
 void ScheduleFreeAdamW::Options::check() const {
   if (!(beta1 > 0 && beta1 < 1))
-    wrong(fmt::format("beta1 is {}; expected more than 0, and less than 1", beta1));
+    bad_optimizer(fmt::format("beta1 is {}; expected more than 0, and less than 1", beta1));
   check_option("beta2", beta2, 1);
   check_option("eps", eps, kNoLimit);
   check_option("weight_decay", weight_decay, kNoLimit);

@@ -139,8 +139,8 @@ void Muon::orthogonalise(const Tensor& whole) {
     copy(compute().context(), x, whole, compute().stream());
 }
 
-// Rounds of as many matrices as the mesh has ranks: all ranks gather each, rank i computes the i-th, then each
-// rank sends its result.
+// Rounds of as many matrices as the mesh has ranks: all ranks gather each, rank i computes the i-th, then
+// each rank sends its result.
 void Muon::update_all(std::span<const Item> items) {
   std::vector<const Item*> matrices;
   for (const Item& item : items) {

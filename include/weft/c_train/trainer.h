@@ -17,8 +17,8 @@ enum {
   WEFT_ADAMW = 0, /* I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019 */
   WEFT_SGD = 1,
   WEFT_LION = 2, /* X. Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023; often beta2 0.99 */
-  /* A. Defazio et al., "The Road Less Scheduled", 2024: AdamW without a schedule that must know the last step.
-   * Use a constant rate after a warm-up, often beta2 0.999; see weft_trainer_swap_evaluation. */
+  /* A. Defazio et al., "The Road Less Scheduled", 2024: AdamW without a schedule that must know the last
+   * step. Use a constant rate after a warm-up, often beta2 0.999; see weft_trainer_swap_evaluation. */
   WEFT_SCHEDULE_FREE_ADAMW = 3,
   /* K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, often momentum 0.95.
    * Parameters that are no matrices, and those of `adamw_for`, are trained by AdamW. */
@@ -27,8 +27,8 @@ enum {
 
 /* Parameters with a learning rate or a decay of their own. */
 typedef struct weft_parameter_group {
-  /* paths of parameters or modules; in a path, * stands for one step. If several groups match a parameter, the
-   * last one counts. */
+  /* paths of parameters or modules; in a path, * stands for one step. If several groups match a parameter,
+   * the last one counts. */
   const char* const* patterns;
   int32_t pattern_count;
   double rate;         /* a factor of the learning rate */
@@ -152,9 +152,9 @@ weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, 
 /* For WEFT_SCHEDULE_FREE_ADAMW, which trains other values than those to evaluate and to export: with
  * `evaluation_in` true the parameters become the values to evaluate; a call with false restores the trained
  * values, to the same bits. For other optimizers the parameters stay as they are. Between the two calls a
- * step, an update and weft_trainer_save fail with WEFT_BAD_ARGUMENT, the first two on all ranks; weft_model_save
- * saves the values to evaluate. Fails with WEFT_BAD_ARGUMENT if the parameters already are what
- * `evaluation_in` requests. No communication, but either all ranks must call it or none. */
+ * step, an update and weft_trainer_save fail with WEFT_BAD_ARGUMENT, the first two on all ranks;
+ * weft_model_save saves the values to evaluate. Fails with WEFT_BAD_ARGUMENT if the parameters already are
+ * what `evaluation_in` requests. No communication, but either all ranks must call it or none. */
 weft_status weft_trainer_swap_evaluation(weft_trainer* trainer, bool evaluation_in, weft_error* error);
 
 /* Like weft_model_save and weft_model_load, but including the state of the optimizer, the averages, and the

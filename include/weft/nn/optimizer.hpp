@@ -16,7 +16,8 @@ namespace weft {
 
 /// Parameters that an optimizer treats in another way than its options say.
 struct ParameterGroup {
-  /// Patterns for paths of parameters, or of modules with all parameters below them (weft/nn/path_pattern.hpp).
+  /// Patterns for paths of parameters, or of modules with all parameters below them
+  /// (weft/nn/path_pattern.hpp).
   std::vector<std::string> patterns;
   double rate = 1;  ///< a factor of the learning rate; 0: the values do not change
   /// The decay of all parameters of the group, also of those that do not decay otherwise
@@ -29,9 +30,9 @@ struct ParameterGroup {
 /// and is trainable now, unless add() was called. The state of each parameter is kept under its path, on the
 /// device of the Compute, with the layout that the master had when the state was made. The constructor throws
 /// bad_argument for an option that is out of range, and if a master is on another device. step() throws
-/// layout, naming parameter and axis, if a gradient is still Partial on some axis, or if a gradient or a state
-/// has another layout than the master. It throws bad_argument, naming the parameters, if parameters have no
-/// gradient. It throws before anything changes.
+/// layout, naming parameter and axis, if a gradient is still Partial on some axis, or if a gradient or a
+/// state has another layout than the master. It throws bad_argument, naming the parameters, if parameters
+/// have no gradient. It throws before anything changes.
 ///
 /// `groups`: if several groups match a parameter, the last one counts. The constructor throws bad_argument
 /// for a pattern that matches none of the given parameters, and for a rate or a weight_decay that is negative
@@ -87,7 +88,7 @@ class Optimizer {
     std::string_view name;
     Tensor tensor;
   };
-  /// What an optimizer keeps for a parameter.
+  /// The tensors that an optimizer keeps for a parameter.
   struct State {
     Tensor step;                 // i64 (1): steps taken
     std::vector<Named> tensors;  // f32, like the master
