@@ -12,8 +12,10 @@
 #include <optional>
 
 #include "base/floating.hpp"
+#include "base/hash.hpp"
 #include "base/mutant.hpp"
 #include "dp/elements.hpp"
+#include "dp/fixed_sum.hpp"
 #include "dp/loops.hpp"
 #include "dp/parts.hpp"
 #include "mesh/same_list.hpp"
@@ -48,6 +50,7 @@ double norm_of(const Powers& x, double p) {
 struct Cohort {
   std::vector<int> axes;  // the axes of the root mesh that shard; empty: every rank has all of it
   Powers powers;
+  dp::FixedSum squares{};  // in place of powers in exact mode
 };
 // All gradients of one root mesh; without a mesh, the gradients of this rank alone.
 struct Part {
@@ -97,6 +100,7 @@ struct Settings {
   double p;
   double max_norm = 0;  // 0: nothing is clipped
   NonFinite non_finite = NonFinite::error;
+  Exact exact = Exact::no;
 
   static constexpr std::size_t kWords = 3;
   std::array<std::uint64_t, kWords> words() const {
@@ -114,24 +118,38 @@ std::string text_of(std::span<const std::uint64_t> words) {
                                   static_cast<NonFinite>(words[2]) == NonFinite::skip ? "skip" : "error"));
 }
 
+// A gradient as ranks compare it. Whether sums are exact is compared with it, since messages depend on it.
+std::uint64_t digest_of_gradient(const Gradient& g, Exact exact) {
+  const std::uint64_t digest = digest_of_view(g.name, g.data, g.layout);
+  return exact == Exact::yes ? digest_of(digest, 1) : digest;
+}
+std::string text_of_gradient(const Gradient& g, Exact exact) {
+  return text_of_view(g.name, g.data, g.layout) + (exact == Exact::yes ? ", exact" : "");
+}
+
 // All gradients by mesh and cohort, and the powers of the elements that this rank holds. The powers of the
 // parts are combined in order: the bits do not depend on the number of threads. If there is a fault, nothing
 // is read.
-std::vector<Part> parts_of(const char* what, std::span<const Gradient> gradients, double p, Compute* compute,
+std::vector<Part> parts_of(const Settings& settings, std::span<const Gradient> gradients, Compute* compute,
                            const Fault& fault) {
+  const double p = settings.p;
   std::vector<Part> parts;
   for (const Gradient& g : gradients) {
     cohort_of(g, p, parts);
     if (const DeviceMesh root = root_of(g); root && root.size() > 1)
       std::find_if(parts.begin(), parts.end(), [&](const Part& x) {
         return x.root == root;
-      })->digest.add(digest_of_view(g.name, g.data, g.layout));
+      })->digest.add(digest_of_gradient(g, settings.exact));
   }
   if (fault) return parts;
+  if (settings.exact == Exact::yes) {
+    for (const Gradient& g : gradients) cohort_of(g, p, parts).squares.add(g.data.as<float>());
+    return parts;
+  }
   Cohort* cohort = nullptr;
   std::size_t of = gradients.size();  // the gradient that `cohort` is of
   dp::for_power_sums(
-      what, compute, gradients.size(), [&](std::size_t g) { return gradients[g].data; }, p,
+      settings.what, compute, gradients.size(), [&](std::size_t g) { return gradients[g].data; }, p,
       [&](std::size_t g, const Powers& sum) {
         if (g != of) cohort = &cohort_of(gradients[g], p, parts);
         of = g;
@@ -176,71 +194,111 @@ std::string text_of(const std::vector<NotFinite>& where) {
   return fmt::format("{}", fmt::join(texts, " and "));
 }
 
-// Gathers the powers of every cohort on every rank; those of rank r begin at 2 * r * cohorts.
-std::vector<double> gather_powers(const Settings& settings, const Part& part,
-                                  std::span<const Gradient> gradients, const Fault& fault) {
+// The sums of a cohort as words of a message, and back.
+struct PowerWords {
+  using Sum = Powers;
+  static constexpr std::size_t kWords = 2;
+  static std::array<std::uint64_t, kWords> words(const Cohort& c) {
+    return {std::bit_cast<std::uint64_t>(c.powers.scale), std::bit_cast<std::uint64_t>(c.powers.sum)};
+  }
+  static Powers of(std::span<const std::uint64_t> words) {
+    return {std::bit_cast<double>(words[0]), std::bit_cast<double>(words[1])};
+  }
+};
+struct SquareWords {
+  using Sum = dp::FixedSum;
+  static constexpr std::size_t kWords = dp::FixedSum::kWords;
+  static std::array<std::uint64_t, kWords> words(const Cohort& c) { return c.squares.words(); }
+  static dp::FixedSum of(std::span<const std::uint64_t> words) { return dp::FixedSum::of(words); }
+};
+
+// Gathers the sums of every cohort on every rank: those of rank r begin at r * cohorts.
+template <class Words>
+std::vector<typename Words::Sum> gather_sums(const Settings& settings, const Part& part,
+                                             std::span<const Gradient> gradients, const Fault& fault) {
   std::vector<std::uint64_t> own;
-  for (const Cohort& c : part.cohorts)
-    own.insert(own.end(),
-               {std::bit_cast<std::uint64_t>(c.powers.scale), std::bit_cast<std::uint64_t>(c.powers.sum)});
-  std::vector<double> all;
-  const auto list = [&] {  // of this mesh
-    std::vector<const Gradient*> those;
-    for (const Gradient& g : gradients)
-      if (root_of(g) == part.root) those.push_back(&g);
-    return ListEntries{
-        "gradient", those.size(),
-        [those](std::size_t i) { return digest_of_view(those[i]->name, those[i]->data, those[i]->layout); },
-        [those](std::size_t i) { return text_of_view(those[i]->name, those[i]->data, those[i]->layout); }};
-  };
-  const std::size_t powers = own.size(), stride = powers + Settings::kWords;
-  const auto words = settings.words();
-  own.insert(own.end(), words.begin(), words.end());
-  const std::vector<std::uint64_t> told =
-      gather_with_list(settings.what, part.root, part.digest, own, list, fault);
-  if (!WEFT_MUTANT("norms_unseen"))
-    expect_same_words(settings.what, "", part.root, told, powers, Settings::kWords,
-                      [](auto given, int) { return text_of(given); });
-  for (std::size_t i = 0; i < told.size(); ++i)
-    if (i % stride < powers) all.push_back(std::bit_cast<double>(told[i]));
+  const auto settings_words = settings.words();
+  own.insert(own.end(), settings_words.begin(), settings_words.end());
+  for (const Cohort& c : part.cohorts) {
+    const auto words = Words::words(c);
+    own.insert(own.end(), words.begin(), words.end());
+  }
+  std::vector<std::uint64_t> told;
+  if (part.root && part.root.size() > 1) {
+    const auto list = [&] {  // of this mesh
+      std::vector<const Gradient*> those;
+      for (const Gradient& g : gradients)
+        if (root_of(g) == part.root) those.push_back(&g);
+      return ListEntries{
+          "gradient", those.size(),
+          [those, &settings](std::size_t i) { return digest_of_gradient(*those[i], settings.exact); },
+          [those, &settings](std::size_t i) { return text_of_gradient(*those[i], settings.exact); }};
+    };
+    told = gather_with_list(settings.what, part.root, part.digest, own, list, fault);
+    if (!WEFT_MUTANT("norms_unseen"))
+      expect_same_words(settings.what, "", part.root, told, 0, Settings::kWords,
+                        [](auto given, int) { return text_of(given); });
+  } else {
+    told = own;
+  }
+  std::vector<typename Words::Sum> all;
+  const std::span<const std::uint64_t> words = told;
+  for (std::size_t rank = 0; rank < told.size(); rank += own.size())
+    for (std::size_t i = Settings::kWords; i < own.size(); i += Words::kWords)
+      all.push_back(Words::of(words.subspan(rank + i, Words::kWords)));
   return all;
 }
 
-// Returns the result over all ranks of a mesh. Every rank receives the powers of every cohort of every rank,
-// so all ranks see the same NaNs. Each rank adds the powers of the ranks that have coordinate 0 on the axes
-// along which the cohort is replicated, in rank order. So all ranks get the same bits, even if replicas have
-// drifted apart.
-Powers gathered(const Settings& settings, const Part& part, std::span<const Gradient> gradients,
-                std::vector<int>& not_finite, const Fault& fault) {
-  const double p = settings.p;
+// Calls use(rank, sum, counts) for the sum of each cohort of each rank, in rank order; `counts`: the rank's
+// elements are not those of a rank before it, since it has coordinate 0 on the axes along which the cohort is
+// replicated. Every rank sees the same sums, so all ranks get the same bits, even if replicas have drifted
+// apart.
+template <class Sum, class Use>
+void for_sums(const Part& part, const std::vector<Sum>& all, const Use& use) {
   const int ranks = part.root ? part.root.size() : 1;
   const std::size_t cohorts = part.cohorts.size();
-  std::vector<double> all;
-  if (ranks == 1)
-    for (const Cohort& c : part.cohorts) all.insert(all.end(), {c.powers.scale, c.powers.sum});
-  else
-    all = gather_powers(settings, part, gradients, fault);
-  Powers total = nothing(p), broken = nothing(p);
   for (int r = 0; r < ranks; ++r) {
     const std::vector<int> at = part.root ? part.root.shape().coordinates(r) : std::vector<int>{};
-    bool finite = true;
     for (std::size_t c = 0; c < cohorts; ++c) {
-      const std::size_t i = 2 * (static_cast<std::size_t>(r) * cohorts + c);
-      const Powers powers{all[i], all[i + 1]};
-      if (!std::isfinite(powers.scale) || !std::isfinite(powers.sum)) {
-        finite = false;
-        broken = together(broken, powers, p);
-      }
       const std::vector<int>& sharded = part.cohorts[c].axes;
       bool counts = true;
       for (int a = 0; a < static_cast<int>(at.size()); ++a)
         counts &= at[static_cast<std::size_t>(a)] == 0 ||
                   std::find(sharded.begin(), sharded.end(), a) != sharded.end();
-      if (counts) total = together(total, powers, p);
+      use(r, all[static_cast<std::size_t>(r) * cohorts + c], counts);
     }
-    if (!finite) not_finite.push_back(r);
   }
+}
+
+void add_rank(std::vector<int>& ranks, int rank) {
+  if (ranks.empty() || ranks.back() != rank) ranks.push_back(rank);
+}
+
+// Returns the result over all ranks of a mesh, and the ranks that have an element that is not finite.
+Powers gathered(const Settings& settings, const Part& part, std::span<const Gradient> gradients,
+                std::vector<int>& not_finite, const Fault& fault) {
+  const double p = settings.p;
+  Powers total = nothing(p), broken = nothing(p);
+  for_sums(part, gather_sums<PowerWords>(settings, part, gradients, fault),
+           [&](int rank, const Powers& powers, bool counts) {
+             if (!std::isfinite(powers.scale) || !std::isfinite(powers.sum)) {
+               add_rank(not_finite, rank);
+               broken = together(broken, powers, p);
+             }
+             if (counts) total = together(total, powers, p);
+           });
   return not_finite.empty() ? total : broken;
+}
+
+dp::FixedSum gathered_squares(const Settings& settings, const Part& part, std::span<const Gradient> gradients,
+                              std::vector<int>& not_finite, const Fault& fault) {
+  dp::FixedSum total;
+  for_sums(part, gather_sums<SquareWords>(settings, part, gradients, fault),
+           [&](int rank, const dp::FixedSum& squares, bool counts) {
+             if (!squares.finite()) add_rank(not_finite, rank);
+             if (counts || !squares.finite()) total += squares;
+           });
+  return total;
 }
 
 // Returns whether all ranks get this error or none does: true for errors of arguments, not for errors of the
@@ -255,13 +313,18 @@ bool is_told(const Error& e) {
 Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients, Compute* compute,
                    Fault fault) {
   const double p = settings.p;
-  const std::vector<Part> parts = parts_of(settings.what, gradients, p, compute, fault);
+  const bool exact = settings.exact == Exact::yes;
+  const std::vector<Part> parts = parts_of(settings, gradients, compute, fault);
   Powers total = nothing(p);
+  dp::FixedSum squares;
   Norm norm;
   for (const Part& part : parts) {
     std::vector<int> ranks;
     try {
-      total = together(total, gathered(settings, part, gradients, ranks, fault), p);
+      if (exact)
+        squares += gathered_squares(settings, part, gradients, ranks, fault);
+      else
+        total = together(total, gathered(settings, part, gradients, ranks, fault), p);
     } catch (const Error& e) {
       if (!is_told(e)) throw;
       if (!fault) fault = e;
@@ -269,7 +332,9 @@ Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients
     if (part.root) add_not_finite(norm.where, part.root, ranks);
   }
   if (fault) throw Error(*fault);
-  norm.value = norm_of(total, p);
+  norm.value = !exact             ? norm_of(total, p)
+               : squares.finite() ? squares.root()
+                                  : std::numeric_limits<double>::quiet_NaN();
   return norm;
 }
 
@@ -294,16 +359,36 @@ Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients
 
 }  // namespace
 
+namespace {
+
+void expect_exact(const char* what, std::span<const Gradient> gradients, double p, Compute* compute,
+                  Exact exact) {
+  if (exact == Exact::no) return;
+  const auto wrong = [&](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: exact: {}", what, text));
+  };
+  if (p != 2) wrong(fmt::format("p is {}; expected 2, the sum of squares", p));
+  if (dp::on_device(compute))
+    wrong(fmt::format("the gradients are on {}; expected the host", to_string(compute->device())));
+  for (const Gradient& g : gradients)
+    if (g.data.dtype != DType::f32)
+      wrong(fmt::format("the gradient of \"{}\" is {}; expected f32, whose squares are exact", g.name,
+                        name(g.data.dtype)));
+}
+
+}  // namespace
+
 // Adds the sum of |g|^p of each gradient to its cohort's sum; one all-gather per mesh then adds the sums of
 // all ranks.
-double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute) {
+double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute, Exact exact) {
   const Fault fault = fault_of([&] {
     if (!(p >= 1))
       throw Error(ErrorCode::bad_argument, fmt::format("grad_norm: p is {}; expected 1 or more", p));
     check_gradients("grad_norm", gradients, compute);
     dp::kernels_of("grad_norm", compute);
+    expect_exact("grad_norm", gradients, p, compute, exact);
   });
-  const Norm norm = norm_over_all({"grad_norm", p}, gradients, compute, fault);
+  const Norm norm = norm_over_all({.what = "grad_norm", .p = p, .exact = exact}, gradients, compute, fault);
   expect_reduced("grad_norm", gradients);
   return norm.value;
 }
@@ -313,7 +398,7 @@ namespace {
 // `limit` returns max_norm, or throws.
 template <class Limit>
 double clip(std::span<const Gradient> gradients, const Limit& limit, double p, NonFinite non_finite,
-            Compute* compute) {
+            Compute* compute, Exact exact) {
   double max_norm = 0;
   const Fault fault = fault_of([&] {
     max_norm = limit();
@@ -324,8 +409,10 @@ double clip(std::span<const Gradient> gradients, const Limit& limit, double p, N
       throw Error(ErrorCode::bad_argument, fmt::format("clip_grad_norm: p is {}; expected 1 or more", p));
     check_gradients("clip_grad_norm", gradients, compute);
     dp::kernels_of("clip_grad_norm", compute);
+    expect_exact("clip_grad_norm", gradients, p, compute, exact);
   });
-  const Norm norm = norm_over_all({"clip_grad_norm", p, max_norm, non_finite}, gradients, compute, fault);
+  const Norm norm =
+      norm_over_all({"clip_grad_norm", p, max_norm, non_finite, exact}, gradients, compute, fault);
   expect_reduced("clip_grad_norm", gradients);
   if (!std::isfinite(norm.value)) {
     if (non_finite == NonFinite::skip) return norm.value;
@@ -361,15 +448,15 @@ double number_of(const Tensor& limit, Compute* compute) {
 }  // namespace
 
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p, NonFinite non_finite,
-                      Compute* compute) {
+                      Compute* compute, Exact exact) {
   return clip(
-      gradients, [=] { return max_norm; }, p, non_finite, compute);
+      gradients, [=] { return max_norm; }, p, non_finite, compute, exact);
 }
 
 double clip_grad_norm(std::span<const Gradient> gradients, const Tensor& max_norm, double p,
-                      NonFinite non_finite, Compute* compute) {
+                      NonFinite non_finite, Compute* compute, Exact exact) {
   return clip(
-      gradients, [&] { return number_of(max_norm, compute); }, p, non_finite, compute);
+      gradients, [&] { return number_of(max_norm, compute); }, p, non_finite, compute, exact);
 }
 
 }  // namespace weft

@@ -6,6 +6,7 @@
 
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
+#include "weft/nn/exact.hpp"
 
 namespace weft {
 
@@ -45,6 +46,11 @@ Tensor place_numbers(const char* function, const std::string& which, const char*
     to[static_cast<std::size_t>(i)] = n;
   }
   const std::int64_t ranks = model.data.size(), global = b.global_rows == 0 ? b.rows * ranks : b.global_rows;
+  if (model.exact == Exact::yes) {
+    expect_exact_parts(which + "rows of a batch", global, model.data.size());
+    if (model.sequence_parallel)
+      expect_exact_parts(which + "tokens of a row", b.sequence, model.tensor.size());
+  }
   std::int64_t part = global;  // in the order of Shard: several axes one after the other
   for (const DeviceMesh& axis : model.data.each_axis()) part = chunk_of(part, axis.size(), axis.rank()).size;
   if (b.rows != part)

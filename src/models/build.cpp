@@ -6,7 +6,9 @@
 
 #include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
+#include "weft/group/process_group.hpp"
 #include "weft/mesh/layout.hpp"
+#include "weft/nn/exact.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/tp/own_plan.hpp"
 
@@ -110,6 +112,31 @@ void split_over(Module& model, const DeviceMesh& tensor, const Plan& plan, std::
   if (of_kv) parallelize(model, of_kv, shared);
 }
 
+void expect_exact(Module& model, const BuildOptions& options, const ParallelModel& built) {
+  if (built.mesh.size() > 1 && !built.mesh.group().traits().native_is_canonical)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("exact: the transport of group \"{}\" adds in an order of its own; expected one "
+                            "that adds in canonical order, such as shm",
+                            built.mesh.group().name()));
+  if (const auto axes = built.tensor.each_axis(); options.tensor.sequence_parallel && axes.size() > 1) {
+    std::string names;
+    for (const DeviceMesh& axis : axes)
+      names += fmt::format("{}{}={}", names.empty() ? "" : " x ", axis.name(), axis.size());
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("exact: sequence_parallel over the axes {}, which reduce one after the other; "
+                            "expected one tensor axis, or kv heads for each of its {} ranks",
+                            names, built.tensor.size()));
+  }
+  if (options.sharding.precision.reduce != DType::f32)
+    throw Error(ErrorCode::bad_argument, fmt::format("exact: sharding.precision.reduce is {}; expected f32",
+                                                     name(options.sharding.precision.reduce)));
+  if (!options.reducer.hook.name.empty())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("exact: the hook \"{}\" of the reducer has no rule for exact mode",
+                            options.reducer.hook.name));
+  expect_exact(model, built.mesh);
+}
+
 }  // namespace
 
 Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const {
@@ -136,6 +163,9 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
                       "expected two apart",
                       options.data_axis, options.tensor_axis, to_string(built.mesh.shape())));
 
+  built.exact = options.exact;
+  built.sequence_parallel = options.tensor.sequence_parallel;
+
   // 1. The tree with its names and global shapes, without memory.
   built.model = std::make_unique<Transformer>(config);
   Transformer& model = *built.model;
@@ -150,6 +180,7 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   // Layers take part in float8 as they are split, and before they are gathered: what is gathered may be
   // codes.
   if (options.float8) built.float8 = apply_float8(model, *options.float8, options.float8_options);
+  if (options.exact == Exact::yes) expect_exact(model, options, built);
 
   // 3. Adds the data axes after all layouts are final, inside the shards of the tensor axis: the reducer must
   //    be notified of the first final gradient, and a rank that shards must never hold more than its part of
@@ -162,6 +193,7 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
     FullyShardOptions sharding = options.sharding;
     if (options.dtype == DType::bf16) sharding.precision.param = DType::bf16;
     if (built.float8) sharding.float8 = built.float8->linears();
+    if (options.exact == Exact::yes) sharding.precision.cast_inputs = false;  // other forms cast none
     built.sharded = fully_shard(model, axes, sharding);
   }
 

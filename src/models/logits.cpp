@@ -32,6 +32,7 @@ Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& 
                           model.tensor.name(), model.tensor.size()));
   if (least[1] != ~least[2]) refuse_batch(kWho, different_batches(model.tensor));
   Frame frame = Frame::inference(compute);
+  frame.begin({.training = false, .exact = model.exact});
   return redistribute(model.model->forward({tokens}, frame)[0], model.tensor, Replicate{});
 }
 

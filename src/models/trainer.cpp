@@ -14,6 +14,7 @@
 #include "base/hash.hpp"
 #include "models/agreement.hpp"
 #include "models/batch.hpp"
+#include "models/micro_batches.hpp"
 #include "nn/history.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
@@ -237,26 +238,33 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
     dloss.push_back(to_device(compute_->context(), scale.with_layout(replicated_layout(model_->mesh, {1})),
                               compute_->stream()));
   }
+  std::optional<MicroBatchSum> earlier;  // in exact mode: of the micro-batches before the last
+  if (model_->exact == Exact::yes && all.size() > 1) earlier.emplace(optimizer_->parameters(), *compute_);
   try {
     std::optional<NoSync> off;  // a sharded model reduces each micro-batch: it keeps no whole gradients
-    if (all.size() > 1 && model_->reducer) off.emplace(model_->no_sync());
+    if (all.size() > 1 && model_->reducer && !earlier) off.emplace(model_->no_sync());
     std::int64_t first = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (i + 1 == all.size()) off.reset();
       Frame frame(*compute_, {.seed = options_.seed,
                               .step = steps_,
                               .micro_batch = static_cast<std::int64_t>(i),
-                              .first_sample = first});
+                              .first_sample = first,
+                              .exact = model_->exact});
       first += layouts::global_shape(all[i].tokens)[0];
       const Tensors logits = model_->model->forward({all[i].tokens}, frame);
       losses.push_back(loss_.forward({logits[0], all[i].labels, global}, frame)[0]);
       model_->model->backward(loss_.backward(dloss, frame), frame);
+      if (!earlier || i + 1 == all.size()) continue;
+      model_->finish();
+      earlier->take();
     }
   } catch (...) {
     end_step(*model_);
     throw;
   }
   model_->finish();
+  if (earlier) earlier->add_to_last();
   if (model_->tensor.size() > 1)  // the parameters that each tensor rank holds whole
     reduce_gradients(optimizer_->parameters(), model_->tensor, {.compute = compute_});
   double sum = 0;
@@ -295,9 +303,9 @@ Trainer::Result Trainer::apply(double lr) {
   if (scaler_ && !finite_)
     result.grad_norm = std::numeric_limits<double>::infinity();
   else
-    result.grad_norm = options_.max_norm > 0
-                           ? clip_grad_norm(parameters, options_.max_norm, 2, options_.non_finite, compute_)
-                           : grad_norm(parameters, 2, compute_);
+    result.grad_norm = options_.max_norm > 0 ? clip_grad_norm(parameters, options_.max_norm, 2,
+                                                              options_.non_finite, compute_, model_->exact)
+                                             : grad_norm(parameters, 2, compute_, model_->exact);
   result.skipped = !std::isfinite(result.grad_norm);
   if (result.skipped && options_.non_finite == NonFinite::error && !(scaler_ && !finite_))
     throw Error(

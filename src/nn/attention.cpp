@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "nn/exact/heads.hpp"
 #include "nn/operands.hpp"
 #include "nn/shared_heads.hpp"
 #include "weft/base/error.hpp"
@@ -217,14 +218,17 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
 
 Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   Compute& compute = frame.compute();
-  const HeadsBackward h = begin_heads_backward(*this, o_proj, dy, frame);
+  HeadsBackward h = begin_heads_backward(*this, o_proj, dy, frame);
   kernels::AttentionShape s = share_of_heads(*this, config_, h.q, h.k, h.v);
   s.bf16_products = bf16_products(*q_proj.weight);
   const RopePointers rope = on_device(compute, rope_);
-  kernels::attention_backward(frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(),
-                              h.k.data_ptr<float>(), h.v.data_ptr<float>(), h.out.data_ptr<float>(),
-                              h.softmax.data_ptr<float>(), h.dq.data_ptr<float>(), h.dk.data_ptr<float>(),
-                              h.dv.data_ptr<float>(), s);
+  if (frame.exact())
+    exact::attention_backward(frame, {h.dout, h.q, h.k, h.v, h.out, h.softmax, h.dq}, s, h.dk, h.dv);
+  else
+    kernels::attention_backward(frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(),
+                                h.k.data_ptr<float>(), h.v.data_ptr<float>(), h.out.data_ptr<float>(),
+                                h.softmax.data_ptr<float>(), h.dq.data_ptr<float>(), h.dk.data_ptr<float>(),
+                                h.dv.data_ptr<float>(), s);
   kernels::rope_backward(frame.kernels(), h.dq.data_ptr<float>(), rope.cos, rope.sin, h.dq.data_ptr<float>(),
                          {s.batch, s.seq, s.heads, s.head_dim});
   kernels::rope_backward(frame.kernels(), h.dk.data_ptr<float>(), rope.cos, rope.sin, h.dk.data_ptr<float>(),

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "nn/exact/sums.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
@@ -107,8 +108,15 @@ Tensors Embedding::do_backward(Inputs gradients, Frame& frame) {
   const LayoutRef of_y = looked_up(*this, tokens, *weight, with_dim(layouts::global_shape(tokens), dim));
   expect_gradient(*this, dy, with_dim(tokens.shape(), dim), layouts::gradient_of_output(of_y));
   const LayoutRef of_dw = layouts::gradient_of(w.layout(), tokens.layout(), -1);
-  frame.later([w = weight, of_dw, tokens, dy, dim](Frame& f) {
+  frame.later([this, w = weight, of_dw, tokens, dy, dim, exact = frame.exact()](Frame& f) {
     w->accumulate(of_dw, [&](const Tensor& dw, bool add) {
+      if (exact)
+        return exact::over_samples(f, *this, tokens, 0, dw, add, [&](Chunk part, const Tensor& sum) {
+          kernels::fill(f.kernels(), sum.data_ptr<float>(), 0.0f, sum.count());
+          kernels::embedding_backward(f.kernels(), tokens.data_ptr<std::int64_t>() + part.offset,
+                                      dy.data_ptr<float>() + part.offset * dim, sum.data_ptr<float>(),
+                                      part.size, rows_of(w->weight()), dim);
+        });
       if (!add) kernels::fill(f.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
       kernels::embedding_backward(f.kernels(), tokens.data_ptr<std::int64_t>(), dy.data_ptr<float>(),
                                   dw.data_ptr<float>(), tokens.count(), rows_of(w->weight()), dim);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "nn/exact/sums.hpp"
 #include "nn/linear_parts.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
@@ -16,6 +17,17 @@ namespace weft {
 namespace {
 
 using kernels::Stored;
+
+// dbias = or += the sum of dy's rows, in exact mode as its rule says.
+void accumulate_bias_of(const Module& layer, Frame& frame, Parameter& bias, const Tensor& dy) {
+  if (!frame.exact()) return accumulate_bias(frame, bias, dy);
+  const std::int64_t out = dy.shape().back();
+  Parameter* const parameters[] = {&bias};
+  exact::over_positions(frame, layer, dy, parameters, [&](Chunk rows, std::span<float* const> sums) {
+    kernels::bias_backward(frame.kernels(), dy.data_ptr<float>() + rows.offset * out, sums[0], rows.size,
+                           out);
+  });
+}
 
 }  // namespace
 
@@ -73,7 +85,10 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   const Tensor w = weight_to_use(frame, kept);
   const float* const of_b = b ? b.data_ptr<float>() : nullptr;
   const kernels::LinearShape s{tokens, in, out};
-  if (w.dtype() == DType::bf16) {
+  if (frame.exact()) {
+    kept[0] = as_operand(frame, x, w);
+    exact::output(frame, *this, kept[0], w, of_b, y);
+  } else if (w.dtype() == DType::bf16) {
     kept[0] = rounded_to_bf16(frame, x);
     kernels::linear_forward(frame.kernels(), kept[0].data_ptr<bf16>(), as_matrix(w, *weight), of_b,
                             y.data_ptr<float>(), s);
@@ -98,7 +113,7 @@ void Linear::begin_backward(Inputs dy, Frame& frame) {
   expect_count(dy, 1, "gradients");
   if (!bias || !row_parallel(*weight)) return;
   expect_dtype(layouts::named(*this, "dy"), dy[0], DType::f32);
-  accumulate_bias(frame, *bias, layouts::beside(*this, "dy", dy[0], *weight));
+  accumulate_bias_of(*this, frame, *bias, layouts::beside(*this, "dy", dy[0], *weight));
 }
 
 Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
@@ -110,15 +125,16 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const std::int64_t in = w.size(1), out = w.size(0);
   expect_gradient(*this, dy, layouts::with_last(x.shape(), out),
                   expected_gradient(layouts::gradient_of_output(y_layout), w.layout(), dy.layout()));
-  if (bias && !row_parallel(*weight)) accumulate_bias(frame, *bias, dy);
+  if (bias && !row_parallel(*weight)) accumulate_bias_of(*this, frame, *bias, dy);
 
   const std::int64_t tokens = in == 0 ? 0 : x.count() / in;
   const int last = x.shape().rank() - 1;
   const Tensor operand = as_operand(frame, dy, w);
   const LayoutRef of_dw =
       layouts::partial_as(layouts::gradient_of(w.layout(), x.layout(), last), dy.layout());
-  frame.later([this, kept, operand, of_dw, in, out, tokens](Frame& f) {
+  frame.later([this, kept, operand, of_dw, in, out, tokens, exact = frame.exact()](Frame& f) {
     accumulate_weight(f, kept, of_dw, [&](const Tensor& dw, bool add) {
+      if (exact) return exact::weight_gradient(f, *this, operand, kept[0], dw, add);
       multiply(f, operand, Stored::transposed, kept[0], Stored::plain, dw, out, in, tokens, add);
     });
   });
@@ -126,6 +142,7 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
                         .make(x.shape(), DType::f32, dx_memory())
                         .with_layout(layouts::partial_as(
                             layouts::linear_input_gradient(x.layout(), w.layout()), dy.layout()));
+  if (frame.exact()) return {exact::input_gradient(frame, *this, operand, w, segments_, dx)};
   if (w.dtype() == DType::bf16)
     kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), Stored::plain, as_matrix(w, *weight),
                     Stored::plain, dx.data_ptr<float>(), tokens, in, out, false);

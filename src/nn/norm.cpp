@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "nn/exact/sums.hpp"
 #include "nn/norms/channels.hpp"
 #include "nn/norms/group_norm.hpp"
 #include "nn/norms/space_norm.hpp"
@@ -80,7 +81,15 @@ Tensors RMSNorm::do_backward(Inputs gradients, Frame& frame) {
                                w.data_ptr<float>(), inv_rms.data_ptr<float>(), dx.data_ptr<float>(),
                                dw.data_ptr<float>(), inv_rms.count(), w.count());
   };
-  if (weight->trainable())
+  if (frame.exact()) {
+    Parameter* const parameters[] = {weight.get()};
+    exact::over_positions(frame, *this, x, parameters, [&](Chunk rows, std::span<float* const> sums) {
+      const std::int64_t at = rows.offset * w.count();
+      kernels::rms_norm_backward(frame.kernels(), dy.data_ptr<float>() + at, x.data_ptr<float>() + at,
+                                 w.data_ptr<float>(), inv_rms.data_ptr<float>() + rows.offset,
+                                 dx.data_ptr<float>() + at, sums[0], rows.size, w.count());
+    });
+  } else if (weight->trainable())
     weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), -1), run);
   else
     run(frame.compute().make(w.shape()), false);  // dx is made in the same kernel
@@ -121,6 +130,25 @@ Tensors norm_backward(const Module& module, const Tensor& dy, Frame& frame, Para
   accumulate_both(frame, gain, bias, x.layout(), features, [&](const Tensor& dgain, const Tensor& dbias) {
     run(dy.data_ptr<float>(), x, g.data_ptr<float>(), mean.data_ptr<float>(), inv_std.data_ptr<float>(),
         dx.data_ptr<float>(), dgain.data_ptr<float>(), dbias.data_ptr<float>());
+  });
+  return {dx};
+}
+
+// Layer norm over the last dimension in exact mode.
+Tensors exact_norm_backward(const Module& module, const Tensor& dy, Frame& frame, Parameter& gain,
+                            Parameter& bias, Memory memory) {
+  const Tensors kept = frame.pop(module);
+  const Tensor &x = kept[0], &mean = kept[1], &inv_std = kept[2];
+  const Tensor g = widened(frame, gain.weight());
+  expect_gradient(module, dy, x.shape(), x.layout());
+  const Tensor dx = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
+  Parameter* const parameters[] = {&gain, &bias};
+  exact::over_positions(frame, module, x, parameters, [&](Chunk rows, std::span<float* const> sums) {
+    const std::int64_t at = rows.offset * g.count();
+    kernels::layer_norm_backward(frame.kernels(), dy.data_ptr<float>() + at, x.data_ptr<float>() + at,
+                                 g.data_ptr<float>(), mean.data_ptr<float>() + rows.offset,
+                                 inv_std.data_ptr<float>() + rows.offset, dx.data_ptr<float>() + at, sums[0],
+                                 sums[1], rows.size, g.count());
   });
   return {dx};
 }
@@ -173,6 +201,7 @@ Tensors LayerNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   if (weight->global_shape().rank() > 1)
     return {space_norm::backward(*this, gradients[0], frame, dx_memory())};
+  if (frame.exact()) return exact_norm_backward(*this, gradients[0], frame, *weight, *bias, dx_memory());
   return norm_backward(*this, gradients[0], frame, *weight, *bias, dx_memory(), -1,
                        [&](const float* dy, const Tensor& x, const float* w, const float* mean,
                            const float* inv, float* dx, float* dw, float* db) {

@@ -78,15 +78,15 @@ std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::
   return gradients;
 }
 
-double grad_norm(std::span<Parameter* const> parameters, double p, Compute* compute) {
+double grad_norm(std::span<Parameter* const> parameters, double p, Compute* compute, Exact exact) {
   List list(parameters, "grad_norm", compute);
-  return grad_norm(list.gradients(), p, list.compute());
+  return grad_norm(list.gradients(), p, list.compute(), exact);
 }
 
 double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, double p, NonFinite non_finite,
-                      Compute* compute) {
+                      Compute* compute, Exact exact) {
   List list(parameters, "clip_grad_norm", compute);
-  return clip_grad_norm(list.gradients(), max_norm, p, non_finite, list.compute());
+  return clip_grad_norm(list.gradients(), max_norm, p, non_finite, list.compute(), exact);
 }
 
 void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,

@@ -347,6 +347,8 @@ TEST_F(KernelRows, SayWhatEachOperandIs) {
   check<&T::matmul>(kPlain, kPlain, I{3}, I{5}, I{4}, true);
   check<&T::matmul>(kTransposed, kTransposed, I{3}, I{5}, I{4}, true);
   check<&T::matmul_bf16>(kPlain, kTransposed, I{3}, I{5}, I{4}, true);
+  check<&T::tree_matmul>(kTransposed, kPlain, I{3}, I{5}, I{4}, ProductTree{.leaves = 2});
+  check<&T::tree_matmul_bf16>(kPlain, kTransposed, I{3}, I{5}, I{4}, ProductTree{});
   check<&T::row_products>(I{6}, I{7}, I{3}, I{5}, I{4});
   check_both<&T::linear_forward>(linear);
   check_both<&T::linear_forward_bf16>(linear);

@@ -721,6 +721,51 @@ TEST_F(TrainTest, ParityNeedsSomethingToCompare) {
   expect({"--compare", "5"}, "parity: compare is 5; expected at most 4, the steps");
 }
 
+TEST_F(TrainTest, ExactParity) {
+  std::ofstream(folder_ / "model.toml") << "text = '" << file("text")
+                                        << "'\nseq = 32\nbatch = 4\nsteps = 3\nlr = 0.01\n[model]\ndim = 32\n"
+                                           "layers = 1\nheads = 4\nkv_heads = 2\nffn_hidden = 48\n";
+  ASSERT_EQ(run({"parity", "--exact", "--config", file("model.toml"), "--json", file("exact.json")}), 0)
+      << out() << err();
+  EXPECT_THAT(out(), HasSubstr("EXACT: 1x1, 2x1, 1x2, 2x2, sp:1x2, fsdp:2x1 have the same bits"));
+  const auto j = nlohmann::json::parse(std::ifstream(folder_ / "exact.json"));
+  EXPECT_EQ(j["passed"], true);
+  EXPECT_EQ(j["loss"]["1x1"], j["loss"]["fsdp:2x1"]);
+
+  // A run with other weights differs from its first step on; hashes of one run are those of another.
+  const auto hashes = [&](const Words& more) {
+    Words words{"train",      "--exact", "--config",     file("model.toml"),
+                "--progress", "none",    "--hash-every", "2"};
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 0) << err();
+    std::string lines;
+    std::istringstream in(out());
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with("step 1 ")) lines += line + "\n";
+    return lines;
+  };
+  const std::string one = hashes({});
+  EXPECT_EQ(std::count(one.begin(), one.end(), '\n'), 2 * 12) << one;
+  EXPECT_EQ(hashes({"--ranks", "2", "--tp", "2"}), one);
+  EXPECT_NE(hashes({"--seed", "2"}), one);
+}
+
+TEST_F(TrainTest, ExactModeRefusesWithTheArithmetic) {
+  const auto expect = [&](const Words& more, const std::string& text) {
+    Words words = small({"--exact"});
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 2);
+    EXPECT_THAT(err(), HasSubstr(text));
+  };
+  expect({"--ranks", "3", "--batch", "9"}, "exact: batch: sequences: 3 ranks do not divide 8 blocks");
+  expect({"--ranks", "8", "--batch", "12"},
+         "exact: batch: sequences: 12 over 8 ranks (12 = 8 x 1 + 4); expected equal parts");
+  expect({"--ranks", "2", "--tp", "2", "--sequence-parallel", "--seq", "31"},
+         "exact: seq: tokens of a sequence: 31 over 2 ranks");
+  expect({"--hash-file", file("hashes")}, "--hash-file: needs --hash-every");
+  expect({"--values-of", "gradient norm.weight"}, "--values-of: goes with --values-file");
+}
+
 // Every rank of a job that `weft run` started reports the error.
 TEST_F(TrainTest, WrongFlagsEndEveryRank) {
   Words words{"run", "-n", "4", "--", WEFT_COMMAND};

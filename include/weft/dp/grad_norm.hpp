@@ -4,6 +4,7 @@
 
 #include <span>
 
+#include "weft/base/exact.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/dp/gradient.hpp"
 #include "weft/host/compute.hpp"
@@ -39,13 +40,18 @@ enum class NonFinite : unsigned char {
 /// device, with the values that the Compute's stream has written; the device's GradientKernels
 /// (weft/dp/kernels.hpp) do the work. The host waits once, for the sums; it does not wait for the scaling by
 /// clip_grad_norm().
-double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* compute = nullptr);
+///
+/// `exact`: sums squares without rounding, so that the norm has the same bits however the gradients are cut
+/// and shared (docs/exact.md); then p must be 2, and the gradients f32 on the host. If any element is not
+/// finite, the norm is NaN.
+double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* compute = nullptr,
+                 Exact exact = Exact::no);
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before the scaling. Throws
-/// the errors of grad_norm(), and bad_argument if max_norm is <= 0 or NaN. Ranks compare max_norm and
-/// non_finite like p; if these differ, no gradient is scaled. With NonFinite::error a norm that is not finite
-/// throws bad_argument on every rank: the text names the ranks, and this rank's gradients that are not
-/// finite. Error::ranks() are those ranks, in the numbering of the group of which the meshes were made.
+/// the errors of grad_norm(), and bad_argument if max_norm is <= 0 or NaN. Ranks compare max_norm,
+/// non_finite and exact like p; if these differ, no gradient is scaled. With NonFinite::error a norm that is
+/// not finite throws bad_argument on every rank: the text names the ranks, and this rank's gradients that are
+/// not finite. Error::ranks() are those ranks, in the numbering of the group of which the meshes were made.
 /// Error::ranks() is empty if the ranks belong to several groups, which the text names. If only gradients
 /// without a layout are not finite, only their rank throws, and Error::ranks() is also empty.
 ///
@@ -53,10 +59,12 @@ double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* com
 /// what PyTorch computes; f64 gradients agree to the last digits of f64. If max_norm is infinite, it only
 /// computes the norm.
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p = 2,
-                      NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
+                      NonFinite non_finite = NonFinite::error, Compute* compute = nullptr,
+                      Exact exact = Exact::no);
 /// Like the function above, with a computed limit: a tensor of one element, f64, f32, bf16 or f16, on the
 /// host or on a device, for whose stream the host waits. Also throws bad_argument for any other tensor.
 double clip_grad_norm(std::span<const Gradient> gradients, const Tensor& max_norm, double p = 2,
-                      NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
+                      NonFinite non_finite = NonFinite::error, Compute* compute = nullptr,
+                      Exact exact = Exact::no);
 
 }  // namespace weft

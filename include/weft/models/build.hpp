@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/base/exact.hpp"
 #include "weft/models/transformer.hpp"
 #include "weft/tp/plan.hpp"
 #include "weft/train/float8.hpp"
@@ -70,6 +71,10 @@ struct BuildOptions {
   FullyShardOptions sharding = by_layers();
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
+  /// Exact mode (docs/exact.md): losses, gradients and parameters have the same bits on every mesh whose
+  /// numbers of ranks divide kExactBlocks. build_parallel_model() then also throws the errors of
+  /// expect_exact(), and bad_argument for a transport that does not add in canonical order.
+  Exact exact = Exact::no;
 
   /// By default each block of the transformer is gathered separately; all other parameters are gathered with
   /// the root.
@@ -84,6 +89,8 @@ struct ParallelModel {
   std::unique_ptr<Float8Model> float8;       ///< null: none
   std::unique_ptr<GradientReducer> reducer;  ///< of DataForm::ddp
   std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
+  Exact exact = Exact::no;                   ///< of BuildOptions
+  bool sequence_parallel = false;            ///< of BuildOptions::tensor
 
   /// Use it around all micro-batches except the last: passes then only accumulate. See GradientReducer and
   /// FullySharded.

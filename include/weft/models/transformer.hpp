@@ -43,6 +43,7 @@ class TransformerBlock : public Module {
   SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
     return {SpaceRule::Kind::any_part};  // residual sums
   }
+  bool has_exact_rule() const override { return typeid(*this) == typeid(TransformerBlock); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
@@ -54,6 +55,7 @@ class TokenEmbedding : public Module {
  public:
   TokenEmbedding(std::int64_t vocab, std::int64_t dim, Init init);
   Embedding embedding;
+  bool has_exact_rule() const override { return typeid(*this) == typeid(TokenEmbedding); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
@@ -65,6 +67,7 @@ class OutputHead : public Module {
  public:
   OutputHead(std::int64_t dim, std::int64_t vocab, Init init);
   Linear proj;
+  bool has_exact_rule() const override { return typeid(*this) == typeid(OutputHead); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
@@ -87,6 +90,7 @@ class Transformer : public Module {
   TransformerBlock& block(std::size_t i);
   /// Replaces the rotary tables of every block, to compare with tables of another program.
   void set_rope(std::shared_ptr<const RopeTables> rope);
+  bool has_exact_rule() const override { return typeid(*this) == typeid(Transformer); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

@@ -21,6 +21,8 @@ class SwiGLU : public AnyPart<SwiGLU> {
     return {.styles = {{"", "enter"}, {"gate_proj", "column"}, {"up_proj", "column"}, {"down_proj", "row"}}};
   }
 
+  bool has_exact_rule() const override { return typeid(*this) == typeid(SwiGLU); }
+
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
@@ -35,6 +37,8 @@ class GELU : public AnyPart<GELU> {
   explicit GELU(Form form = Form::erf) : form_(form) {}
   Form form() const noexcept { return form_; }
 
+  bool has_exact_rule() const override { return typeid(*this) == typeid(GELU); }
+
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
@@ -43,6 +47,10 @@ class GELU : public AnyPart<GELU> {
 
 /// y = max(x, 0); x, y: any shape, split in any dimension.
 class ReLU : public AnyPart<ReLU> {
+ public:
+  bool has_exact_rule() const override { return typeid(*this) == typeid(ReLU); }
+
+ private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };

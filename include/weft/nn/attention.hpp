@@ -47,6 +47,7 @@ class Attention : public Module {
   }
   void set_rope(std::shared_ptr<const RopeTables> rope) noexcept { rope_ = std::move(rope); }
   const std::shared_ptr<const RopeTables>& rope() const noexcept { return rope_; }
+  bool has_exact_rule() const override { return typeid(*this) == typeid(Attention); }
 
  protected:
   OwnPlan class_plan() const override;

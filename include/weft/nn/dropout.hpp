@@ -22,6 +22,8 @@ class Dropout : public AnyPart<Dropout> {
   explicit Dropout(double p);
   double p() const noexcept { return p_; }
 
+  bool has_exact_rule() const override { return typeid(*this) == typeid(Dropout); }
+
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;

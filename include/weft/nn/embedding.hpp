@@ -23,6 +23,7 @@ class Embedding : public Module {
   /// The weight may be split by rows, over the vocabulary, in parts that may differ in size or be empty. It
   /// is not split by columns.
   ShardRule shard_rule(Split split) const override;
+  bool has_exact_rule() const override { return typeid(*this) == typeid(Embedding); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "weft/base/exact.hpp"
 #include "weft/base/random.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/host/compute.hpp"
@@ -40,6 +41,8 @@ struct Pass {
   /// otherwise Dropout refuses such micro-batches.
   std::int64_t first_sample = -1;
   bool training = true;
+  /// How layers add what parallelism may split (docs/exact.md).
+  Exact exact = Exact::no;
 };
 
 /// The random numbers of one pass under one path. Frame::rng() makes it. A value; any thread.
@@ -132,6 +135,7 @@ class Frame {
   kernels::KernelContext& kernels() const noexcept { return kernels_of(*compute_); }
   bool keeps() const noexcept { return keeps_; }
   const Pass& pass() const noexcept { return pass_; }
+  bool exact() const noexcept { return pass_.exact == Exact::yes; }
   /// Begins the next pass. Throws bad_argument if the backward of the last pass is not done yet, because that
   /// backward would draw other random numbers than its forward. Also throws bad_argument for a training pass
   /// on an inference Frame.

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -87,6 +88,16 @@ inline constexpr std::int64_t kSoftmaxTerms = 2;
 /// The sizes of a linear layer.
 struct LinearShape {
   std::int64_t tokens, in, out;
+};
+
+/// How tree_matmul adds the products over k. k consists of segments, one after the other; each is cut into as
+/// many parts as there are leaves, by exact_block() (weft/base/exact.hpp). A leaf of a balanced binary tree
+/// is the sum over its part of the first segment, then of the second, …, in the order of matmul.
+struct ProductTree {
+  int leaves = 8;  ///< 1, 2, 4 or 8
+  /// The sizes of the segments, in units; empty: one segment. On the host, for the time of the call.
+  std::span<const std::int64_t> segments{};
+  std::int64_t unit = 1;  ///< elements of k that are not cut
 };
 
 /// The sizes of the rotated tensor.

@@ -33,6 +33,12 @@ WEFT_KERNEL_F32_BF16(matmul,
     (const T* a, Stored a_stored, WeightOf<T> b, Stored b_stored, float* c, std::int64_t m, std::int64_t n,
      std::int64_t k, bool accumulate),
     reads(a, m, k), reads(b, k, n), updates(c, m, n))
+/// c = a b, whose elements are sums over k as `tree` says: the parts of a tree, made by several calls and
+/// added as the tree does, have the bits of one call. In exact mode.
+WEFT_KERNEL_F32_BF16(tree_matmul,
+    (const T* a, Stored a_stored, WeightOf<T> b, Stored b_stored, float* c, std::int64_t m, std::int64_t n,
+     std::int64_t k, ProductTree tree),
+    reads(a, m, k), reads(b, k, n), writes(c, m, n))
 /// c = a b^T, each element rounded once from a sum whose error does not grow with k. The rows of a lie lda
 /// apart, those of b ldb.
 WEFT_KERNEL(row_products,

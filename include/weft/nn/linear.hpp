@@ -29,6 +29,9 @@ class Linear : public WeightedLayer {
   /// each size. split_features() separates the segments. Throws bad_argument if the sizes do not add up to
   /// the outputs.
   void set_segments(std::vector<std::int64_t> sizes);
+  bool has_exact_rule() const override {
+    return typeid(*this) == typeid(Linear) && spectral_norm() == nullptr;
+  }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

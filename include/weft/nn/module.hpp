@@ -195,6 +195,10 @@ class Module {
   /// cannot be split. A layer that can be split overrides this; parallelize() knows no layer by its type.
   virtual ShardRule shard_rule(Split split) const;
 
+  /// Whether the module's own code, between its children, follows the rules of exact mode (docs/exact.md) if
+  /// the Frame says so: a sum that parallelism may split is made over blocks. The default is no.
+  virtual bool has_exact_rule() const { return false; }
+
   /// How the module computes on a part of a map. Axis i of `axes` cuts dimension dims[i]. The default is
   /// unknown.
   virtual SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const;
@@ -344,6 +348,7 @@ class Sequential : public AnyPart<Sequential> {
   Module& append(std::unique_ptr<Module> child);
   Module& append(std::string name, std::unique_ptr<Module> child);
   std::size_t size() const noexcept { return owned_.size(); }
+  bool has_exact_rule() const override { return typeid(*this) == typeid(Sequential); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

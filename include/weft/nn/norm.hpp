@@ -18,6 +18,7 @@ class RMSNorm : public AnyPart<RMSNorm> {
 
   ParameterRef weight;
   double eps() const noexcept { return eps_; }
+  bool has_exact_rule() const override { return typeid(*this) == typeid(RMSNorm); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
@@ -42,6 +43,9 @@ class LayerNorm : public Module {
   ParameterRef weight, bias;
   double eps() const noexcept { return eps_; }
   SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const override;
+  bool has_exact_rule() const override {
+    return typeid(*this) == typeid(LayerNorm) && weight->global_shape().rank() == 1;
+  }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

@@ -30,9 +30,11 @@ void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& 
                       const ReduceOptions& options = {});
 
 /// Call grad_norm(), clip_grad_norm() and sync_replicated_gradients() for gradients_of(parameters).
-double grad_norm(std::span<Parameter* const> parameters, double p = 2, Compute* compute = nullptr);
+double grad_norm(std::span<Parameter* const> parameters, double p = 2, Compute* compute = nullptr,
+                 Exact exact = Exact::no);
 double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, double p = 2,
-                      NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
+                      NonFinite non_finite = NonFinite::error, Compute* compute = nullptr,
+                      Exact exact = Exact::no);
 void sync_replicated_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                                const SyncOptions& options = {});
 

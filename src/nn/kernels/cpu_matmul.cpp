@@ -4,6 +4,7 @@
 
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
+#include "weft/base/exact.hpp"
 
 namespace weft::kernels::cpu {
 namespace {
@@ -96,7 +97,106 @@ WEFT_CPU_CLONES(void, add_rows,
   }
 }
 
+// to += from, of rows that lie `stride` and `columns` apart.
+WEFT_CPU_CLONES(void, add_tile,
+                (float* to, std::int64_t stride, const float* from, std::int64_t rows, std::int64_t columns),
+                (to, stride, from, rows, columns)) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    float* const sum = to + i * stride;
+    const float* const term = from + i * columns;
+#pragma GCC ivdep
+    for (std::int64_t j = 0; j < columns; ++j) sum[j] += term[j];
+  }
+}
+
+// A tile of c with its tree, so that the partial sums stay in the second-level cache.
+constexpr std::int64_t kTreeRows = 192, kTreeColumns = 192, kTreeTile = kTreeRows * kTreeColumns;
+
+// Calls use(first, size) for each segment of k, in units.
+template <class Use>
+void for_segments(const ProductTree& tree, std::int64_t k, const Use& use) {
+  if (tree.segments.empty()) return use(0, k / tree.unit);
+  std::int64_t first = 0;
+  for (const std::int64_t size : tree.segments) {
+    use(first, size);
+    first += size;
+  }
+}
+
+struct TreeTile {
+  const gemm::Kernel& kernel;
+  const gemm::Matrix &a, &b;  // of the tile: (rows, k), (k, columns)
+  std::int64_t rows, columns, k;
+  const ProductTree& tree;
+  float* scratch;  // of the kernel
+
+  // Leaf `index`, to rows of c that lie `stride` apart.
+  void leaf(int index, float* c, std::int64_t stride) const {
+    bool begun = false;
+    for_segments(tree, k, [&](std::int64_t first, std::int64_t size) {
+      const Chunk part = exact_block(size, tree.leaves, index);
+      if (part.size == 0) return;
+      const std::int64_t at = (first + part.offset) * tree.unit;
+      kernel.multiply(
+          {a.at(0, at), b.at(at, 0), c, stride, rows, columns, part.size * tree.unit, 1.0f, begun}, scratch);
+      begun = true;
+    });
+    for (std::int64_t i = 0; i < rows && !begun; ++i) std::fill_n(c + i * stride, columns, 0.0f);
+  }
+  // `free`: memory for a tile for each further level of the tree.
+  void sum(int first, int leaves, float* c, std::int64_t stride, float* free) const {
+    if (leaves == 1) return leaf(first, c, stride);
+    sum(first, leaves / 2, c, stride, free);
+    sum(first + leaves / 2, leaves / 2, free, columns, free + kTreeTile);
+    add_tile(c, stride, free, rows, columns);
+  }
+};
+
+void tree_product(KernelContext::State& state, const gemm::Kernel& kernel, const gemm::Matrix& a,
+                  const gemm::Matrix& b, float* c, std::int64_t m, std::int64_t n, std::int64_t k,
+                  const ProductTree& tree) {
+  constexpr int kLevels = 3;
+  static_assert(1 << kLevels == kExactBlocks);
+  for_segments(tree, k, [&](std::int64_t, std::int64_t size) {  // leaf 0 has the largest parts
+    state.reserve_products(kernel, std::min(n, kTreeColumns),
+                           exact_block(size, tree.leaves, 0).size * tree.unit);
+  });
+  state.reserve_per_thread(kLevels * kTreeTile);
+  const std::int64_t across = blocks_of(n, kTreeColumns);
+  parallel_for(state, blocks_of(m, kTreeRows) * across, [&](std::int64_t tile, int thread) {
+    const std::int64_t row = tile / across * kTreeRows, column = tile % across * kTreeColumns;
+    const gemm::Matrix of_a = a.at(row, 0), of_b = b.at(0, column);
+    const TreeTile at{.kernel = kernel,
+                      .a = of_a,
+                      .b = of_b,
+                      .rows = std::min(kTreeRows, m - row),
+                      .columns = std::min(kTreeColumns, n - column),
+                      .k = k,
+                      .tree = tree,
+                      .scratch = state.product_scratch(thread)};
+    at.sum(0, tree.leaves, c + row * n + column, n, state.thread_scratch(thread));
+  });
+}
+
 }  // namespace
+
+void tree_matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored,
+                 float* c, std::int64_t m, std::int64_t n, std::int64_t k, ProductTree tree) {
+  KernelContext::State& state = ctx.state();
+  const std::int64_t lda = a_stored == Stored::transposed ? m : k,
+                     ldb = b_stored == Stored::transposed ? k : n;
+  tree_product(state, *state.f32, matrix(a, false, a_stored, lda), matrix(b, false, b_stored, ldb), c, m, n,
+               k, tree);
+}
+
+void tree_matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
+                      float* c, std::int64_t m, std::int64_t n, std::int64_t k, ProductTree tree) {
+  KernelContext::State& state = ctx.state();
+  const std::int64_t lda = a_stored == Stored::transposed ? m : k,
+                     ldb = b_stored == Stored::transposed ? k : n;
+  tree_product(state, *state.bf16, matrix(a, true, a_stored, lda), matrix(b.data, true, b_stored, ldb), c, m,
+               n, k, tree);
+}
 
 void add_partial_rows(KernelContext::State& state, const float* partials, float* out, std::int64_t blocks,
                       std::int64_t dim) {

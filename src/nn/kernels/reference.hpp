@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "weft/base/exact.hpp"
 #include "weft/nn/kernels.hpp"
 
 namespace weft::kernels::reference {
@@ -27,6 +28,38 @@ void matmul(const In* a, Stored a_stored, const In* b, Stored b_stored, T* c, st
         sum += static_cast<double>(left) * static_cast<double>(right);
       }
       c[i * n + j] = static_cast<T>(sum);
+    }
+  }
+}
+
+/// c = a b like matmul, but each leaf of the tree, and each sum of two, is rounded.
+template <class In, class T>
+void tree_matmul(const In* a, Stored a_stored, const In* b, Stored b_stored, T* c, std::int64_t m,
+                 std::int64_t n, std::int64_t k, const ProductTree& tree) {
+  const std::vector<std::int64_t> segments = tree.segments.empty()
+                                                 ? std::vector{k / tree.unit}
+                                                 : std::vector(tree.segments.begin(), tree.segments.end());
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      std::vector<T> sums;
+      for (int leaf = 0; leaf < tree.leaves; ++leaf) {
+        double sum = 0.0;
+        std::int64_t first = 0;
+        for (const std::int64_t segment : segments) {
+          const Chunk part = exact_block(segment, tree.leaves, leaf);
+          const std::int64_t begin = (first + part.offset) * tree.unit;
+          for (std::int64_t l = begin; l < begin + part.size * tree.unit; ++l) {
+            const auto left = static_cast<T>(a[a_stored == Stored::transposed ? l * m + i : i * k + l]);
+            const auto right = static_cast<T>(b[b_stored == Stored::transposed ? j * k + l : l * n + j]);
+            sum += static_cast<double>(left) * static_cast<double>(right);
+          }
+          first += segment;
+        }
+        sums.push_back(static_cast<T>(sum));
+      }
+      for (; sums.size() > 1; sums.resize(sums.size() / 2))
+        for (std::size_t s = 0; s < sums.size() / 2; ++s) sums[s] = sums[2 * s] + sums[2 * s + 1];
+      c[i * n + j] = sums[0];
     }
   }
 }

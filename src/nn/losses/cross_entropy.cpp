@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "mesh/axis_ranks.hpp"
+#include "nn/exact/loss.hpp"
 #include "nn/losses/checks.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
@@ -54,10 +55,10 @@ kernels::VocabPart part_of(const Tensor& logits) {
           logits.layout()->global.back()};
 }
 
-// terms: (1, …, kLossTerms) of this rank's part of the classes. Returns the terms of all parts: (parts, …,
+// terms: (parts here, …, kLossTerms) of this rank's classes. Returns the terms of all parts: (parts, …,
 // kLossTerms).
 Tensor of_all_parts(const Tensor& terms, const LayoutRef& tokens, const DeviceMesh& axes) {
-  Shape global{axes.size()};
+  Shape global{axes.size() * terms.size(0)};
   for (const std::int64_t extent : tokens->global) global.push_back(extent);
   global.push_back(kernels::kLossTerms);
   Placements placements = tokens->placements;
@@ -109,20 +110,28 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
       {"the number of valid tokens of all ranks", "logits", "global_valid(context, labels)"});
   const std::int64_t tokens = labels.count();
   const kernels::VocabPart classes = part_of(logits);
-  Shape of_terms{1};
-  for (const std::int64_t extent : labels.shape()) of_terms.push_back(extent);
-  of_terms.push_back(kernels::kLossTerms);
-  Tensor terms = frame.compute().make(of_terms, DType::f64, split.empty() ? Memory::local : Memory::shared);
-  kernels::cross_entropy_terms(frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
-                               terms.data_ptr<double>(), tokens, classes, valid.data_ptr<std::int64_t>(),
-                               label_smoothing_);
+  Tensor terms;
+  if (frame.exact()) {
+    terms = exact::loss_terms(frame, logits, labels, classes, valid, label_smoothing_);
+  } else {
+    Shape of_terms{1};
+    for (const std::int64_t extent : labels.shape()) of_terms.push_back(extent);
+    of_terms.push_back(kernels::kLossTerms);
+    terms = frame.compute().make(of_terms, DType::f64, split.empty() ? Memory::local : Memory::shared);
+    kernels::cross_entropy_terms(frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
+                                 terms.data_ptr<double>(), tokens, classes, valid.data_ptr<std::int64_t>(),
+                                 label_smoothing_);
+  }
   if (!split.empty()) terms = of_all_parts(terms, tokens_lie, logits.layout()->mesh().submesh(split));
   const Tensor softmax = frame.compute().make({tokens, kernels::kSoftmaxTerms}, DType::f64);
   const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(losses::loss_layout(tokens_lie));
-  kernels::cross_entropy_sum(frame.kernels(), terms.data_ptr<double>(), static_cast<int>(terms.size(0)),
-                             labels.data_ptr<std::int64_t>(), softmax.data_ptr<double>(),
-                             loss.data_ptr<double>(), tokens, classes.whole, valid.data_ptr<std::int64_t>(),
-                             label_smoothing_);
+  if (frame.exact())
+    exact::loss_sum(frame, terms, labels, softmax, loss, classes.whole, valid, label_smoothing_);
+  else
+    kernels::cross_entropy_sum(frame.kernels(), terms.data_ptr<double>(), static_cast<int>(terms.size(0)),
+                               labels.data_ptr<std::int64_t>(), softmax.data_ptr<double>(),
+                               loss.data_ptr<double>(), tokens, classes.whole, valid.data_ptr<std::int64_t>(),
+                               label_smoothing_);
   frame.push(*this, {logits, labels, valid, softmax});
   return {loss};
 }

@@ -11,12 +11,14 @@
 #include <optional>
 
 #include "base/files/new_file.hpp"
+#include "base/files/regular_file.hpp"
 #include "base/json_reader.hpp"
 #include "base/parse_number.hpp"
 #include "base/text/plain_streams.hpp"
 #include "columns.hpp"
 #include "commands.hpp"
 #include "config_file.hpp"
+#include "contents.hpp"
 #include "launcher.hpp"
 #include "number_flag.hpp"
 #include "parity_verdict.hpp"
@@ -26,9 +28,13 @@
 namespace weft::tools {
 namespace {
 
+// Meshes to compare unless the flags name others.
+const std::vector<std::string> kMeshes{"1x1", "2x1", "1x2", "2x2", "1x4"},
+    kExactMeshes{"1x1", "2x1", "1x2", "2x2", "sp:1x2", "fsdp:2x1"};
+
 struct Flags {
   TrainConfig config;
-  std::vector<std::string> meshes{"1x1", "2x1", "1x2", "2x2", "1x4"};
+  std::vector<std::string> meshes = kMeshes;
   std::int64_t compared = 0;  // 0: 50, or all if there are fewer
   double tolerance = 1e-5;
   std::int64_t every = 5;
@@ -39,13 +45,16 @@ struct Mesh {
   std::string text;
   std::string data = "ddp";
   int dp = 1, tp = 1;
+  bool sequence_parallel = false;
 };
 
-// "2x1", "fsdp:2x1"
+// "2x1", "fsdp:2x1", "sp:1x2", "sp:fsdp:2x2"
 Mesh parse(const std::string& text) {
-  const std::size_t colon = text.find(':');
-  const std::string data = colon == std::string::npos ? "ddp" : text.substr(0, colon),
-                    sizes = colon == std::string::npos ? text : text.substr(colon + 1);
+  const bool sequence_parallel = text.starts_with("sp:");
+  const std::string rest = text.substr(sequence_parallel ? 3 : 0);
+  const std::size_t colon = rest.find(':');
+  const std::string data = colon == std::string::npos ? "ddp" : rest.substr(0, colon),
+                    sizes = colon == std::string::npos ? rest : rest.substr(colon + 1);
   const std::size_t x = std::min(sizes.find('x'), sizes.size());
   const auto dp = parse_integer<int>(sizes.substr(0, x));
   const auto tp = parse_integer<int>(sizes.substr(std::min(x + 1, sizes.size())));
@@ -54,7 +63,17 @@ Mesh parse(const std::string& text) {
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\"", text));
-  return {text, data, *dp, *tp};
+  return {text, data, *dp, *tp, sequence_parallel};
+}
+
+// The configuration of the run on a mesh.
+TrainConfig config_on(const Mesh& mesh, const TrainConfig& of_all) {
+  TrainConfig c = of_all;
+  c.data = mesh.data;
+  c.dp = mesh.dp;
+  c.tp = mesh.tp;
+  c.sequence_parallel = c.sequence_parallel || mesh.sequence_parallel;
+  return c;
 }
 
 // A folder of this run; the destructor removes it with its contents.
@@ -75,23 +94,47 @@ class Scratch {
   std::filesystem::path path_;
 };
 
-double loss_of(const std::string& line, const std::string& where) {
-  const nlohmann::json row = parse_json(line, where + ": it");
-  const JsonReader in(where, row, "");
-  if (!in.at("loss").is_number())
-    in.wrong("loss", fmt::format("is {}; expected a number", shown_json(in.at("loss"))));
-  return in.at("loss").get<double>();
+std::string read_file(const std::filesystem::path& file) {
+  constexpr std::size_t kMostOfRun = std::size_t{1} << 32;
+  return read_regular_file(file.string(), fmt::format("parity: \"{}\":", file.string()), kMostOfRun);
 }
 
-Losses losses_on(const Mesh& mesh, const Flags& flags, const std::filesystem::path& model,
-                 const std::filesystem::path& file) {
+// The files that a run writes.
+struct RunFiles {
+  std::filesystem::path metrics, hashes, values;
+};
+
+// Reads the losses and norms of a run from its metrics.
+void read_metrics(const std::filesystem::path& file, RunContents& to) {
+  FileIn in(file);
+  for (std::string line; std::getline(in, line);) {
+    const std::string where = fmt::format("parity: {}:{}", file.string(), to.losses.size() + 1);
+    const nlohmann::json row = parse_json(line, where + ": it");
+    const JsonReader reader(where, row, "");
+    const auto number = [&](const char* key) {
+      if (!reader.at(key).is_number())
+        reader.wrong(key, fmt::format("is {}; expected a number", shown_json(reader.at(key))));
+      return reader.at(key).get<double>();
+    };
+    to.losses.push_back(number("loss"));
+    to.norms.push_back(number("grad_norm"));
+  }
+}
+
+// Trains on a mesh. `values_of`: of which tensor the values of the last step are wanted.
+RunContents run_on(const Mesh& mesh, const Flags& flags, const std::filesystem::path& model,
+                   const RunFiles& files, const std::string& values_of = "") {
   std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string(), "train",
                                    "--config", model.string()};
-  const std::vector<std::string> words = to_words(flags.config);
+  const std::vector<std::string> words = to_words(config_on(mesh, flags.config));
   command.insert(command.end(), words.begin(), words.end());
   command.insert(command.end(), {"--data", mesh.data, "--dp", std::to_string(mesh.dp), "--tp",
                                  std::to_string(mesh.tp), "--until", std::to_string(flags.compared),
-                                 "--metrics", file.string(), "--progress", "none"});
+                                 "--metrics", files.metrics.string(), "--progress", "none"});
+  if (flags.config.exact)
+    command.insert(command.end(), {"--hash-every", "1", "--hash-file", files.hashes.string()});
+  if (!values_of.empty())
+    command.insert(command.end(), {"--values-of", values_of, "--values-file", files.values.string()});
   fmt::print("dp x tp = {}: {} steps on {} rank{} …\n", mesh.text, flags.compared, mesh.dp * mesh.tp,
              mesh.dp * mesh.tp == 1 ? "" : "s");
   std::fflush(stdout);
@@ -99,14 +142,14 @@ Losses losses_on(const Mesh& mesh, const Flags& flags, const std::filesystem::pa
   if (status != 0)
     throw Error(ErrorCode::system,
                 fmt::format("parity: training on dp x tp = {} ended with {}", mesh.text, status));
-  FileIn in(file);
-  Losses losses;
-  for (std::string line; std::getline(in, line);)
-    losses.push_back(loss_of(line, fmt::format("parity: {}:{}", file.string(), losses.size() + 1)));
-  if (static_cast<std::int64_t>(losses.size()) != flags.compared)
+  RunContents contents;
+  read_metrics(files.metrics, contents);
+  if (static_cast<std::int64_t>(contents.losses.size()) != flags.compared)
     throw Error(ErrorCode::system, fmt::format("parity: {} losses on dp x tp = {}; expected {}",
-                                               losses.size(), mesh.text, flags.compared));
-  return losses;
+                                               contents.losses.size(), mesh.text, flags.compared));
+  if (flags.config.exact)
+    contents.hashes = read_contents(read_file(files.hashes), "parity: " + files.hashes.string());
+  return contents;
 }
 
 // A row of losses for every `every` steps and the last one, and a row of the largest differences. `control`:
@@ -136,7 +179,57 @@ void print_table(const std::vector<std::string>& names, const std::vector<Losses
     fmt::print("  {:>11.2e}", *std::max_element(all.begin(), all.end()));
 }
 
+// The values of the tensor in which two meshes differ first: both are trained again up to that step.
+std::string explain(const ContentDifference& d, const Mesh& first, const Mesh& other, Flags flags,
+                    const std::filesystem::path& model, const Scratch& scratch) {
+  if (!d.tensor) return fmt::format("step {}: {}", d.step, d.what);
+  flags.compared = d.step + 1;
+  const std::string name = fmt::format("{} {}", d.tensor->kind, d.tensor->path);
+  std::string values[2];
+  for (const bool second : {false, true}) {
+    const RunFiles files{scratch.path() / "again.jsonl", scratch.path() / "again.hashes",
+                         scratch.path() / "again.values"};
+    run_on(second ? other : first, flags, model, files, name);
+    values[second ? 1 : 0] = read_file(files.values);
+  }
+  return fmt::format("step {}: {}: {}", d.step, name, value_difference(values[0], values[1], "parity"));
+}
+
+// Compares the bits of all runs with those of the first.
+int exact_parity(const Flags& flags, const std::vector<Mesh>& meshes, const std::filesystem::path& model,
+                 const Scratch& scratch) {
+  std::vector<RunContents> runs;
+  nlohmann::json j{{"exact", true}, {"steps", flags.compared}};
+  std::string verdict;
+  for (const Mesh& m : meshes) {
+    runs.push_back(run_on(m, flags, model,
+                          {scratch.path() / (m.text + ".jsonl"), scratch.path() / (m.text + ".hashes"), {}}));
+    j["loss"][m.text] = runs.back().losses;
+    const auto d = first_difference(runs[0], runs.back());
+    if (!d || !verdict.empty()) continue;
+    verdict = fmt::format("{} differs from {}: {}", m.text, meshes[0].text,
+                          explain(*d, meshes[0], m, flags, model, scratch));
+  }
+  const bool passed = verdict.empty();
+  if (passed) {
+    std::vector<std::string> names;
+    for (const Mesh& m : meshes) names.push_back(m.text);
+    verdict = fmt::format(
+        "EXACT: {} have the same bits of losses, norms, {} gradients and {} parameters in each of "
+        "{} steps",
+        fmt::join(names, ", "), runs[0].hashes.size() / 2 / runs[0].losses.size(),
+        runs[0].hashes.size() / 2 / runs[0].losses.size(), flags.compared);
+  }
+  fmt::print("\n{}\n", folded(verdict));
+  j["passed"] = passed;
+  j["verdict"] = verdict;
+  if (!flags.json.empty()) write_new_file(flags.json, j.dump(1) + "\n", "parity: --json: ");
+  return passed ? 0 : 1;
+}
+
 int parity(Flags flags) {
+  const bool exact = flags.config.exact;
+  if (exact && flags.meshes == kMeshes) flags.meshes = kExactMeshes;
   std::vector<Mesh> meshes;
   for (const std::string& text : flags.meshes) meshes.push_back(parse(text));
   if (meshes.size() < 2)
@@ -146,20 +239,18 @@ int parity(Flags flags) {
   if (flags.compared > flags.config.steps)
     throw Error(ErrorCode::bad_argument, fmt::format("parity: compare is {}; expected at most {}, the steps",
                                                      flags.compared, flags.config.steps));
-  if (flags.compared == 0) flags.compared = std::min<std::int64_t>(50, flags.config.steps);
-  for (const Mesh& m : meshes) {  // all of them, before the first one runs
-    TrainConfig c = flags.config;
-    c.data = m.data;
-    c.dp = m.dp;
-    c.tp = m.tp;
-    c.check(m.dp * m.tp);
-  }
+  if (flags.compared == 0) flags.compared = std::min<std::int64_t>(exact ? 5 : 50, flags.config.steps);
+  for (const Mesh& m : meshes)  // all of them, before the first one runs
+    config_on(m, flags.config).check(m.dp * m.tp);
   const Scratch scratch;
   const std::filesystem::path model = scratch.path() / "model.toml";
   write_new_file(model, transformer_text(flags.config.model));
+  if (exact) return exact_parity(flags, meshes, model, scratch);
+  const auto losses_on = [&](const Mesh& m, const Flags& of, const std::string& name) {
+    return run_on(m, of, model, {scratch.path() / (name + ".jsonl"), {}, {}}).losses;
+  };
   std::vector<Losses> losses;
-  for (const Mesh& m : meshes)
-    losses.push_back(losses_on(m, flags, model, scratch.path() / (m.text + ".jsonl")));
+  for (const Mesh& m : meshes) losses.push_back(losses_on(m, flags, m.text));
 
   ParityVerdict verdict = verdict_of(losses, nullptr, flags.tolerance);
   std::optional<Losses> control;
@@ -168,7 +259,7 @@ int parity(Flags flags) {
     faster.config.peak_lr *= kControlRate;
     faster.config.floor_lr *= kControlRate;
     fmt::print("control: a learning rate 1 + {:.0e} times as high, ", kControlRate - 1);
-    control = losses_on(meshes[0], faster, model, scratch.path() / "control.jsonl");
+    control = losses_on(meshes[0], faster, "control");
     verdict = verdict_of(losses, &*control, flags.tolerance);
   }
   std::vector<std::string> names;
@@ -190,21 +281,23 @@ int parity(Flags flags) {
 void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chosen) {
   auto flags = std::make_shared<Flags>();
   flags->config.threads = 1;  // as many ranks as cores, or more
-  CLI::App* sub = app.add_subcommand("parity", "Train on several meshes and compare the losses");
+  CLI::App* sub = app.add_subcommand(
+      "parity", "Train on several meshes and compare the losses, or with --exact all bits");
   const auto file = std::make_shared<ConfigFile>(*sub, words);
   add_train_flags(*sub, flags->config, *file);
   file->take(
       sub->add_option(
              "--meshes", flags->meshes,
-             "dp x tp, the first is the reference; fsdp:2x1 divides the parameters, hsdp:4x1 in two copies")
+             "dp x tp, the first is the reference; fsdp:2x1 divides the parameters, hsdp:4x1 in two copies; "
+             "sp:1x2 cuts sequences. With --exact: 1x1,2x1,1x2,2x2,sp:1x2,fsdp:2x1")
           ->delimiter(',')
           ->capture_default_str(),
       &flags->meshes);
-  file->take(
-      sub->add_option("--compare", flags->compared, "Steps to run of the schedule; 0: 50, or all of fewer")
-          ->check(CLI::NonNegativeNumber)
-          ->capture_default_str(),
-      &flags->compared);
+  file->take(sub->add_option("--compare", flags->compared,
+                             "Steps to run of the schedule; 0: 50 (with --exact 5), or all of fewer")
+                 ->check(CLI::NonNegativeNumber)
+                 ->capture_default_str(),
+             &flags->compared);
   file->take(sub->add_option("--tolerance", flags->tolerance,
                              "Largest relative difference of a loss without a control run")
                  ->check(number_between(-1, 1e9))  // below 0: one that nothing meets

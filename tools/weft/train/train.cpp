@@ -16,6 +16,7 @@
 #include "columns.hpp"
 #include "commands.hpp"
 #include "config_file.hpp"
+#include "contents.hpp"
 #include "launcher.hpp"
 #include "progress_bar.hpp"
 #include "save_folder.hpp"
@@ -36,6 +37,8 @@ struct Flags {
   int keep = 0;
   std::string resume = "no";
   bool overwrite = false, async_save = false;
+  std::int64_t hash_every = 0;
+  std::string hash_file, values_of, values_file;
 };
 
 // Exchanged at the end of each step, so that all ranks stop after the same step: the signal that asked one of
@@ -94,6 +97,42 @@ std::string metrics_before(const std::filesystem::path& file, std::int64_t first
   return kept;
 }
 
+// Writes what --hash-every and --values-of ask for. Each rank has one, as the tensors are gathered; the first
+// rank writes.
+class Contents {
+ public:
+  Contents(const Flags& flags, bool writes) : flags_(flags), writes_(writes) {
+    if (writes && !flags.hash_file.empty()) {
+      file_.emplace(flags.hash_file, "train: --hash-file: ");
+      file_->publish();
+    }
+  }
+  /// For Training::step(); empty: nothing is asked of this step.
+  Training::See see(std::int64_t step, bool last) {
+    const bool hashes = flags_.hash_every > 0 && (step + 1) % flags_.hash_every == 0;
+    if (!hashes && (!last || flags_.values_of.empty())) return nullptr;
+    return [this, step, hashes, last](std::string_view kind, const std::string& path, const Tensor& tensor) {
+      if (hashes) say(content_line({step, std::string(kind), path}, tensor) + "\n");
+      if (last && flags_.values_of == fmt::format("{} {}", kind, path)) {
+        const std::string values = content_values(tensor);
+        if (writes_) write_new_file(flags_.values_file, values, "train: --values-file: ");
+      }
+    };
+  }
+
+ private:
+  void say(const std::string& line) {
+    if (!writes_) return;
+    if (file_)
+      file_->write(line);
+    else
+      fmt::print("{}", line);
+  }
+  const Flags& flags_;
+  const bool writes_;
+  std::optional<NewFile> file_;
+};
+
 int train(const Flags& flags) {
   Context context;
   Membership m = Membership::from_env(context);
@@ -129,12 +168,14 @@ int train(const Flags& flags) {
     if (first >= until) fmt::print("nothing is left to do: step {} of {} is reached\n", first, until);
     std::fflush(stdout);
   }
+  Contents contents(flags, speaks);
   ProgressBar bar(speaks ? flags.progress : "none", first, until);
   std::vector<double> losses;
   const auto began = Clock::now();
   int stopped = 0;  // the signal
   while (trainer.next_step() < until && stopped == 0) {
-    const StepResult r = trainer.step();
+    const std::int64_t number = trainer.next_step();
+    const StepResult r = trainer.step(contents.see(number, number + 1 == until));
     losses.push_back(r.loss);
     const double passed = std::chrono::duration<double>(Clock::now() - began).count();
     const double rate =
@@ -202,6 +243,10 @@ void check_together(const Flags& flags) {
     throw CLI::ValidationError("--save-every", "needs --save, the folder for checkpoints");
   if (flags.keep > 0 && flags.save.empty())
     throw CLI::ValidationError("--keep", "needs --save, the folder for checkpoints");
+  if (!flags.hash_file.empty() && flags.hash_every == 0)
+    throw CLI::ValidationError("--hash-file", "needs --hash-every, which says in which steps");
+  if (flags.values_of.empty() != flags.values_file.empty())
+    throw CLI::ValidationError("--values-of", "goes with --values-file");
   if (flags.async_save && flags.save.empty())
     throw CLI::ValidationError("--async-save", "needs --save, the folder for checkpoints");
 }
@@ -245,6 +290,14 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
       sub->add_flag("--overwrite", flags->overwrite, "Replace the checkpoint of another run in --save"),
       &flags->overwrite);
   option("--metrics", flags->metrics, "File for metrics, a JSON object a line");
+  option("--hash-every", flags->hash_every,
+         "Every so many steps, a line for each gradient and each parameter, with a hash of all its elements: "
+         "the same on any mesh that gives the same bits; 0: none")
+      ->check(CLI::NonNegativeNumber);
+  option("--hash-file", flags->hash_file, "... into this file; empty: with the rest of the output");
+  option("--values-of", flags->values_of,
+         "At the last step, all elements of one tensor, such as \"gradient norm.weight\"");
+  option("--values-file", flags->values_file, "... into this file, as JSON");
   option("--progress", flags->progress,
          "bar (lines where output goes to no terminal), lines, none; auto: bar")
       ->check(CLI::IsMember({"auto", "bar", "lines", "none"}));

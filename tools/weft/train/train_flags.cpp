@@ -69,6 +69,9 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
   file.take(sub.add_flag("--sequence-parallel", config.sequence_parallel,
                          "Norms and residual sums on a part of the sequence in each tensor rank"),
             &config.sequence_parallel);
+  file.take(sub.add_flag("--exact", config.exact,
+                         "The same bits of losses, gradients and parameters on every mesh (docs/exact.md)"),
+            &config.exact);
   file.take(sub.add_option("--vocab", config.vocab,
                            "Embedding and head: whole, with logits gathered, or shard, over the vocabulary")
                 ->check(CLI::IsMember({"whole", "shard"}))
@@ -108,6 +111,7 @@ std::vector<std::string> to_words(const TrainConfig& config) {
     words.emplace_back(flag);
     words.push_back(fmt::format("{}", member));
   });
+  if (config.exact) words.emplace_back("--exact");
   if (config.sequence_parallel) words.emplace_back("--sequence-parallel");
   words.insert(words.end(), {"--vocab", config.vocab, "--float8", config.float8});
   return words;

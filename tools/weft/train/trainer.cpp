@@ -12,6 +12,7 @@
 #include "base/hash.hpp"
 #include "base/text/plain_streams.hpp"
 #include "weft/base/env.hpp"
+#include "weft/nn/exact.hpp"
 
 namespace weft::tools {
 namespace {
@@ -29,6 +30,7 @@ BuildOptions build_options(const TrainConfig& config) {
     options.data_axis = "dp_shard";
     options.replicate_axis = "dp_replicate";
   }
+  options.exact = config.exact ? Exact::yes : Exact::no;
   options.tensor.sequence_parallel = config.sequence_parallel;
   options.tensor.vocab = config.vocab == "shard" ? VocabSplit::shard : VocabSplit::whole;
   if (config.float8 != "none") options.float8 = float8_recipe_from_name(config.float8);
@@ -141,6 +143,18 @@ Schedule TrainConfig::rates() const {
   return s;
 }
 
+namespace {
+
+// Throws, before any rank is started, for sizes that the model or its batches would refuse.
+void expect_exact_config(const TrainConfig& c, int data_ranks) {
+  expect_exact_parts("batch: sequences", c.global_batch, data_ranks);
+  expect_exact_parts("dim", c.model.dim, c.tp);
+  if (c.vocab == "shard") expect_exact_parts("vocabulary entries", c.model.vocab, c.tp);
+  if (c.sequence_parallel) expect_exact_parts("seq: tokens of a sequence", c.sequence, c.tp);
+}
+
+}  // namespace
+
 MeshShape TrainConfig::check(int ranks) const {
   if (tp < 1) bad_training(fmt::format("tp is {}; expected 1 or more", tp));
   if (dp != -1 && dp < 1) bad_training(fmt::format("dp is {}; expected 1 or more", dp));
@@ -176,6 +190,7 @@ MeshShape TrainConfig::check(int ranks) const {
     bad_training(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
                              data_ranks));
   if (float8 != "none") float8_recipe_from_name(float8);
+  if (exact) expect_exact_config(*this, data_ranks);
   if (sequence < 1 || sequence > model.max_seq)
     bad_training(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
   if (model.vocab < 256)
@@ -208,7 +223,7 @@ Training::Training(ProcessGroup& group, const TrainConfig& config)
                config.seed) {}
 
 // tokens: (rows, sequence), the bytes from a sample's offset on; labels: the byte after each token.
-StepResult Training::step() {
+StepResult Training::step(const See& see) {
   const std::int64_t step = trainer_.steps();
   const std::vector<std::int64_t> starts = sampler_.local_batch(step);
   std::vector<std::int64_t> tokens, labels;
@@ -220,7 +235,16 @@ StepResult Training::step() {
   const TokenBatch batch{tokens.data(), labels.data(), static_cast<std::int64_t>(starts.size()),
                          config_.sequence, config_.global_batch};
   const double lr = schedule_.at(step);
-  const Trainer::Result result = trainer_.step({&batch, 1}, lr);
+  if (!see) {
+    const Trainer::Result result = trainer_.step({&batch, 1}, lr);
+    return {.step = result.step, .loss = result.loss, .grad_norm = result.grad_norm, .lr = lr};
+  }
+  trainer_.backward({&batch, 1});
+  const std::vector<Parameter*> parameters = parts_.parameters();
+  for (auto p = parameters.rbegin(); p != parameters.rend(); ++p)
+    see("gradient", (*p)->path(), (*p)->gradient());
+  const Trainer::Result result = trainer_.update(lr);
+  for (const Parameter* p : parameters) see("parameter", p->path(), p->master());
   return {.step = result.step, .loss = result.loss, .grad_norm = result.grad_norm, .lr = lr};
 }
 
@@ -247,6 +271,7 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
   if (rates.form != ScheduleForm::cosine) identity += fmt::format(" schedule={}", name(rates.form));
   if (rates.form == ScheduleForm::wsd)
     identity += fmt::format(" decay_steps={} decay_shape={}", rates.decay, name(rates.shape));
+  if (config.exact) identity += " exact=1";
   if (m.init_std != usual.init_std) identity += fmt::format(" init_std={}", m.init_std);
   return identity;
 }

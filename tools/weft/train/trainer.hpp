@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -48,6 +49,7 @@ struct TrainConfig {
   std::string data = "ddp";
   int replicate = 0;               ///< 0: 2 with hsdp
   bool sequence_parallel = false;  ///< over the tensor axis; see TransformerPlanOptions
+  bool exact = false;              ///< the same bits on every mesh; see docs/exact.md
   std::string vocab = "whole";     ///< how the tensor axis holds it: whole or shard; see VocabSplit
   std::string float8 = "none";     ///< the name of a Float8Recipe, or none
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
@@ -80,8 +82,11 @@ class Training {
   /// Collective over `group`. Throws like TrainConfig::check, and throws system if the text cannot be read.
   Training(ProcessGroup& group, const TrainConfig& config);
 
-  /// Takes the next step, on the batch that belongs to its number. Collective.
-  StepResult step();
+  /// Takes the next step, on the batch that belongs to its number. Collective. `see`, if given, gets the
+  /// tensors of the step: each gradient before it is clipped, the last parameter's first, as a backward pass
+  /// makes them, then each parameter after the step. `kind`: "gradient" or "parameter".
+  using See = std::function<void(std::string_view kind, const std::string& path, const Tensor& tensor)>;
+  StepResult step(const See& see = nullptr);
   std::int64_t next_step() const noexcept { return trainer_.steps(); }
 
   /// Collective; see save_checkpoint. `keep`: as in SaveOptions.

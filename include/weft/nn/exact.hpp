@@ -1,0 +1,24 @@
+// The conditions of exact mode for a model and for a batch (docs/exact.md). Pure functions of layouts; any
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "weft/base/exact.hpp"
+#include "weft/mesh/mesh.hpp"
+#include "weft/nn/module.hpp"
+
+namespace weft {
+
+/// Throws bad_argument, on every rank, unless the passes of `root` can be exact: every module of the tree has
+/// a rule (Module::has_exact_rule), no weight is used by two modules, and the numbers of ranks of the axes of
+/// `mesh`, and of each set of axes that cuts a parameter, divide kExactBlocks and the size that they cut:
+/// `exact: tp=3 does not divide 8 blocks`. Call it when all layouts are set.
+void expect_exact(Module& root, const DeviceMesh& mesh);
+
+/// Throws bad_argument unless `ranks` divide kExactBlocks and `size`: `exact: 12 samples over 8 ranks (12 = 8
+/// x 1 + 4): some of the 8 blocks would be cut`.
+void expect_exact_parts(std::string_view what, std::int64_t size, int ranks);
+
+}  // namespace weft

@@ -1,0 +1,19 @@
+// Attention's backward in exact mode. Included only inside nn.
+#pragma once
+
+#include "weft/nn/frame.hpp"
+#include "weft/nn/kernels.hpp"
+
+namespace weft::exact {
+
+/// The operands of a backward pass, and the place of dq.
+struct HeadsPass {
+  const Tensor &dout, &q, &k, &v, &out, &softmax, &dq;
+};
+
+/// kernels::attention_backward, in which the gradient of a key/value head is a balanced tree over its query
+/// heads, also over those of other ranks: dk and dv, given with their memory and layouts, are then summed.
+void attention_backward(Frame& frame, const HeadsPass& pass, const kernels::AttentionShape& s, Tensor& dk,
+                        Tensor& dv);
+
+}  // namespace weft::exact

@@ -1,0 +1,56 @@
+#include "nn/exact/loss.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "nn/exact/sums.hpp"
+
+namespace weft::exact {
+
+Tensor loss_terms(Frame& frame, const Tensor& logits, const Tensor& labels, const kernels::VocabPart& classes,
+                  const Tensor& valid, double smoothing) {
+  const int blocks = blocks_here("cross entropy: logits", logits.layout(), logits.shape().rank() - 1);
+  const std::int64_t tokens = labels.count(), here = logits.shape().back();
+  Shape shape{blocks};
+  for (const std::int64_t extent : labels.shape()) shape.push_back(extent);
+  shape.push_back(kernels::kLossTerms);
+  Tensor terms = frame.compute().make(shape, DType::f64, Memory::shared);
+  for (int i = 0; i < blocks; ++i) {
+    const Chunk block = exact_block(here, blocks, i);
+    const Tensor columns = frame.compute().make({tokens, block.size});
+    for (std::int64_t t = 0; t < tokens; ++t)
+      std::copy_n(logits.data_ptr<float>() + t * here + block.offset, block.size,
+                  columns.data_ptr<float>() + t * block.size);
+    kernels::cross_entropy_terms(frame.kernels(), columns.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
+                                 terms.data_ptr<double>() + i * tokens * kernels::kLossTerms, tokens,
+                                 {classes.first + block.offset, block.size, classes.whole},
+                                 valid.data_ptr<std::int64_t>(), smoothing);
+  }
+  return terms;
+}
+
+void loss_sum(Frame& frame, const Tensor& terms, const Tensor& labels, const Tensor& softmax,
+              const Tensor& loss, std::int64_t classes, const Tensor& valid, double smoothing) {
+  const int blocks = blocks_here("cross entropy: labels", labels.layout(), 0);
+  const std::int64_t parts = terms.size(0), tokens = labels.count(), samples = labels.size(0),
+                     unit = samples == 0 ? 0 : tokens / samples;
+  std::array<double, kExactBlocks> sums{};
+  for (int i = 0; i < blocks; ++i) {
+    const Chunk block = exact_block(samples, blocks, i);
+    const std::int64_t first = block.offset * unit, count = block.size * unit;
+    const Tensor own = frame.compute().make({parts, count, kernels::kLossTerms}, DType::f64);
+    for (std::int64_t part = 0; part < parts; ++part)
+      std::copy_n(terms.data_ptr<double>() + (part * tokens + first) * kernels::kLossTerms,
+                  count * kernels::kLossTerms, own.data_ptr<double>() + part * count * kernels::kLossTerms);
+    kernels::cross_entropy_sum(
+        frame.kernels(), own.data_ptr<double>(), static_cast<int>(parts),
+        labels.data_ptr<std::int64_t>() + first, softmax.data_ptr<double>() + first * kernels::kSoftmaxTerms,
+        &sums[static_cast<std::size_t>(i)], count, classes, valid.data_ptr<std::int64_t>(), smoothing);
+  }
+  for (int step = 1; step < blocks; step *= 2)
+    for (int i = 0; i + step < blocks; i += 2 * step)
+      sums[static_cast<std::size_t>(i)] += sums[static_cast<std::size_t>(i + step)];
+  *loss.data_ptr<double>() = sums[0];
+}
+
+}  // namespace weft::exact

@@ -1,0 +1,233 @@
+#include "nn/exact/sums.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "nn/operands.hpp"
+#include "weft/base/error.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/nn/exact.hpp"
+#include "weft/nn/kernels.hpp"
+#include "weft/nn/module.hpp"
+
+namespace weft::exact {
+namespace {
+
+using kernels::ProductTree;
+using kernels::Stored;
+
+// The names of the axes of several ranks that cut dimension `dim`, outermost first.
+std::vector<std::string> axes_that_cut(const LayoutRef& layout, int dim) {
+  std::vector<std::string> names;
+  if (layout == nullptr) return names;
+  for (const int axis : layout->nesting)
+    if (layout->mesh_shape().size(axis) > 1 &&
+        is_shard(layout->placements[static_cast<std::size_t>(axis)], dim))
+      names.push_back(layout->mesh_shape().name(axis));
+  return names;
+}
+
+int ranks_that_cut(const LayoutRef& layout, int dim) {
+  int ranks = 1;
+  if (layout == nullptr) return ranks;
+  for (int axis = 0; axis < layout->mesh_shape().axis_count(); ++axis)
+    if (is_shard(layout->placements[static_cast<std::size_t>(axis)], dim))
+      ranks *= layout->mesh_shape().size(axis);
+  return ranks;
+}
+
+std::int64_t product_of(const Shape& shape, int from, int to) {
+  std::int64_t n = 1;
+  for (int d = from; d < to; ++d) n *= shape[d];
+  return n;
+}
+
+// c = a b, (m, n), over the tree.
+void multiply(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, Stored b_stored,
+              const Tensor& c, std::int64_t m, std::int64_t n, std::int64_t k, const ProductTree& tree) {
+  if (a.dtype() == DType::bf16)
+    kernels::tree_matmul(frame.kernels(), a.data_ptr<bf16>(), a_stored, b.data_ptr<bf16>(), b_stored,
+                         c.data_ptr<float>(), m, n, k, tree);
+  else
+    kernels::tree_matmul(frame.kernels(), a.data_ptr<float>(), a_stored, b.data_ptr<float>(), b_stored,
+                         c.data_ptr<float>(), m, n, k, tree);
+}
+
+// to = the sum of parts [first, first + count) of a tree.
+template <class Leaf>
+void add_tree(Frame& frame, int first, int count, const Tensor& to, const Leaf& leaf) {
+  if (count == 1) return leaf(first, to);
+  add_tree(frame, first, count / 2, to, leaf);
+  const Tensor second = frame.compute().make(to.shape(), to.dtype());
+  add_tree(frame, first + count / 2, count / 2, second, leaf);
+  kernels::add(frame.kernels(), to.data_ptr<float>(), second.data_ptr<float>(), to.data_ptr<float>(),
+               to.count());
+}
+
+// Throws unless x is cut in no dimension but the first and the last, and if `positions`, the second.
+void expect_samples_alone(const TensorName& what, const Tensor& x, bool positions) {
+  if (x.layout() == nullptr) return;
+  for (int dim = positions ? 2 : 1; dim + 1 < x.shape().rank(); ++dim)
+    if (ranks_that_cut(x.layout(), dim) > 1)
+      throw Error(ErrorCode::layout, fmt::format("{} is {}; in exact mode it must be whole in dimension {}",
+                                                 what.text(), to_string(*x.layout()), dim));
+}
+
+}  // namespace
+
+int blocks_here(const TensorName& what, const LayoutRef& layout, int dim) {
+  const int ranks = ranks_that_cut(layout, dim);
+  if (ranks == 1) return kExactBlocks;
+  if (kExactBlocks % ranks != 0 || layout->global[dim] % ranks != 0)
+    expect_exact_parts(fmt::format("{}: indices of dimension {}", what.text(), dim), layout->global[dim],
+                       ranks);
+  return kExactBlocks / ranks;
+}
+
+void output(Frame& frame, const Module& layer, const Tensor& x, const Tensor& w, const float* bias,
+            const Tensor& y) {
+  const std::int64_t in = w.size(1), out = w.size(0), tokens = out == 0 ? 0 : y.count() / out;
+  multiply(frame, x, Stored::plain, w, Stored::transposed, y, tokens, out, in,
+           {.leaves = blocks_here(layouts::named(layer, "weight"), w.layout(), 1)});
+  if (bias != nullptr) kernels::add_bias(frame.kernels(), bias, y.data_ptr<float>(), tokens, out);
+}
+
+Tensor input_gradient(Frame& frame, const Module& layer, const Tensor& dy, const Tensor& w,
+                      std::span<const std::int64_t> segments, const Tensor& dx) {
+  const std::int64_t in = w.size(1), out = w.size(0), tokens = in == 0 ? 0 : dx.count() / in;
+  const int leaves = blocks_here(layouts::named(layer, "weight"), w.layout(), 0);
+  std::vector<std::int64_t> here(segments.begin(), segments.end());
+  for (std::int64_t& size : here) size = size * leaves / kExactBlocks;
+  multiply(frame, dy, Stored::plain, w, Stored::plain, dx, tokens, in, out,
+           {.leaves = leaves, .segments = here});
+  return summed(dx);
+}
+
+void weight_gradient(Frame& frame, const Module& layer, const Tensor& dy, const Tensor& x, const Tensor& dw,
+                     bool add) {
+  const TensorName what = layouts::named(layer, "x");
+  expect_samples_alone(what, x, false);
+  const std::int64_t out = dw.size(0), in = dw.size(1),
+                     tokens = product_of(x.shape(), 0, x.shape().rank() - 1);
+  const std::int64_t unit = product_of(x.shape(), 1, x.shape().rank() - 1);
+  const Tensor to = add ? frame.compute().make(dw.shape()) : dw;
+  multiply(frame, dy, Stored::transposed, x, Stored::plain, to, out, in, tokens,
+           {.leaves = blocks_here(what, x.layout(), 0), .unit = std::max<std::int64_t>(unit, 1)});
+  if (add)
+    kernels::add(frame.kernels(), dw.data_ptr<float>(), to.data_ptr<float>(), dw.data_ptr<float>(),
+                 dw.count());
+}
+
+Tensor summed(const Tensor& t) {
+  if (t.layout() == nullptr || !t.layout()->partial()) return t;
+  Placements placements = t.layout()->placements;
+  for (Placement& p : placements)
+    if (is_partial(p)) p = Replicate{};
+  return redistribute(t, placements);
+}
+
+void over_samples(Frame& frame, const Module& layer, const Tensor& x, int inner, const Tensor& to, bool add,
+                  const std::function<void(Chunk tokens, const Tensor& sum)>& leaf) {
+  const TensorName what = layouts::named(layer, "x");
+  expect_samples_alone(what, x, false);
+  const std::int64_t samples = x.size(0), unit = product_of(x.shape(), 1, x.shape().rank() - inner);
+  const int blocks = blocks_here(what, x.layout(), 0);
+  const Tensor sum = add ? frame.compute().make(to.shape()) : to;
+  add_tree(frame, 0, blocks, sum, [&](int index, const Tensor& part) {
+    const Chunk of = exact_block(samples, blocks, index);
+    leaf({of.offset * unit, of.size * unit}, part);
+  });
+  if (add)
+    kernels::add(frame.kernels(), to.data_ptr<float>(), sum.data_ptr<float>(), to.data_ptr<float>(),
+                 to.count());
+}
+
+namespace {
+
+// Partial sums of a rank, (samples' blocks, positions' blocks, width), become those of all ranks that share
+// the positions: (ranks, samples' blocks, positions' blocks, width).
+Tensor of_all_positions(const Tensor& own, const LayoutRef& x) {
+  const std::vector<std::string> axes = axes_that_cut(x, 1);
+  Shape shape{1};
+  for (const std::int64_t extent : own.shape()) shape.push_back(extent);
+  if (axes.empty()) return own.reshape(shape);
+  // Ranks with other samples hold other values: stated as if they were the same, since nothing is exchanged
+  // with them.
+  const DeviceMesh mesh = x->mesh().submesh(axes);
+  Shape global = shape;
+  global[0] = mesh.size();
+  const LayoutRef apart = replicated_layout(x->mesh(), global)->with(mesh, Shard{0});
+  return redistribute(as_layout(own.reshape(shape), apart), mesh, Replicate{}).with_layout(nullptr);
+}
+
+// to += from, then the tree over `count` arrays of `width` floats that lie `stride` apart.
+void tree_in_place(float* first, int count, std::int64_t stride, std::int64_t width) {
+  for (int step = 1; step < count; step *= 2)
+    for (int i = 0; i + step < count; i += 2 * step)
+      for (std::int64_t j = 0; j < width; ++j) first[i * stride + j] += first[(i + step) * stride + j];
+}
+
+// The layout of the gradient of a parameter whose partial sums were added over the positions.
+LayoutRef layout_of_sum(const LayoutRef& weight, const LayoutRef& x) {
+  if (weight == nullptr || x == nullptr) return weight;
+  Placements placements = weight->placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis)
+    if (x->mesh_shape().size(static_cast<int>(axis)) > 1 && is_shard(x->placements[axis], 0))
+      placements[axis] = Partial{};
+  return weight->with(std::move(placements));
+}
+
+}  // namespace
+
+void over_positions(Frame& frame, const Module& layer, const Tensor& x,
+                    std::span<Parameter* const> parameters,
+                    const std::function<void(Chunk rows, std::span<float* const> sums)>& add) {
+  const TensorName what = layouts::named(layer, "x");
+  expect_samples_alone(what, x, true);
+  const bool has_positions = x.shape().rank() > 2;
+  const int of_samples = x.shape().rank() > 1 ? blocks_here(what, x.layout(), 0) : 1,
+            of_positions = has_positions ? blocks_here(what, x.layout(), 1) : 1;
+  const std::int64_t samples = x.shape().rank() > 1 ? x.size(0) : 1,
+                     positions = has_positions ? x.size(1) : 1,
+                     inner = has_positions ? product_of(x.shape(), 2, x.shape().rank() - 1) : 1;
+  std::int64_t width = 0;
+  for (const Parameter* p : parameters) width += p->weight().count();
+  const Tensor own = frame.compute().make({of_samples, of_positions, width}, DType::f32, Memory::shared);
+  std::fill_n(own.data_ptr<float>(), own.count(), 0.0f);
+  for (int i = 0; i < of_samples; ++i)
+    for (int j = 0; j < of_positions; ++j) {
+      std::vector<float*> sums;
+      float* to = own.data_ptr<float>() + (i * of_positions + j) * width;
+      for (const Parameter* p : parameters) {
+        sums.push_back(to);
+        to += p->weight().count();
+      }
+      const Chunk block = exact_block(samples, of_samples, i), part = exact_block(positions, of_positions, j);
+      for (std::int64_t s = block.offset; s < block.offset + block.size && part.size > 0; ++s)
+        add({(s * positions + part.offset) * inner, part.size * inner}, sums);
+    }
+  const Tensor all = of_all_positions(own, x.layout());
+  float* const data = all.data_ptr<float>();
+  const auto ranks = static_cast<int>(all.size(0));
+  const std::int64_t of_rank = of_samples * of_positions * width;
+  for (int i = 0; i < of_samples; ++i) {
+    float* const first = data + i * of_positions * width;
+    for (int rank = 0; rank < ranks; ++rank)
+      tree_in_place(first + rank * of_rank, of_positions, width, width);
+    tree_in_place(first, ranks, of_rank, width);
+  }
+  tree_in_place(data, of_samples, of_positions * width, width);
+  const float* from = data;
+  for (Parameter* p : parameters) {
+    const std::int64_t count = p->weight().count();
+    p->accumulate(layout_of_sum(p->weight().layout(), x.layout()), [&](const Tensor& into, bool more) {
+      float* const to = into.data_ptr<float>();
+      for (std::int64_t k = 0; k < count; ++k) to[k] = more ? to[k] + from[k] : from[k];
+    });
+    from += count;
+  }
+}
+
+}  // namespace weft::exact

@@ -1,0 +1,306 @@
+// Exact mode: five steps of a transformer have the same bits of losses, gradients and parameters on every
+// mesh.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "support/masked_backend.hpp"
+#include "support/run_ranks.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/models/trainer.hpp"
+#include "weft/nn/exact.hpp"
+
+namespace weft::exact_test {
+namespace {
+
+using test::error_of;
+using test::Rank;
+using test::Ranks;
+
+constexpr std::int64_t kRows = 8, kSequence = 16, kVocab = 64;
+constexpr int kSteps = 5;
+
+struct Case {
+  std::string name;
+  MeshShape mesh;
+  BuildOptions build = {};
+  TransformerConfig model = {};
+  int threads = 1, micro_batches = 1;
+  Exact exact = Exact::yes;
+};
+
+TransformerConfig small(std::int64_t kv_heads = 4) {
+  TransformerConfig c;
+  c.dim = 48, c.layers = 2, c.heads = 8, c.kv_heads = kv_heads, c.head_size = 8, c.ffn_hidden = 88;
+  c.vocab = kVocab, c.max_seq = kSequence, c.init_std = 0.1;
+  return c;
+}
+
+Case on(int dp, int tp, bool sequence_parallel = false) {
+  Case c{fmt::format("{}x{}{}", dp, tp, sequence_parallel ? " sp" : ""), {{"dp", dp}, {"tp", tp}}};
+  c.build.tensor.sequence_parallel = sequence_parallel;
+  c.model = small();
+  return c;
+}
+
+// The bits of all values of a run, by name: "step 3: gradient of layers.0…".
+using Bits = std::vector<std::pair<std::string, std::vector<std::uint64_t>>>;
+
+template <class T>
+std::vector<std::uint64_t> bits_of(std::span<const T> values) {
+  std::vector<std::uint64_t> bits;
+  for (const T v : values)
+    if constexpr (sizeof(T) == 8)
+      bits.push_back(std::bit_cast<std::uint64_t>(v));
+    else
+      bits.push_back(std::bit_cast<std::uint32_t>(v));
+  return bits;
+}
+
+std::vector<std::uint64_t> whole(const Tensor& t) {
+  const Tensor all = full(t);
+  return bits_of(std::span<const float>(all.f32().data(), static_cast<std::size_t>(all.count())));
+}
+
+// Rows [first, first + rows) of a step's batch; some labels do not count.
+struct Rows {
+  Rows(int step, std::int64_t first, std::int64_t rows, std::int64_t global) {
+    for (std::int64_t r = first; r < first + rows; ++r)
+      for (std::int64_t i = 0; i < kSequence; ++i) {
+        tokens.push_back((step * 5 + r * 7 + i * i) % kVocab);
+        labels.push_back((r + i) % 5 == 0 ? CrossEntropy::kIgnore
+                                          : (step * 5 + r * 7 + (i + 1) * (i + 1)) % kVocab);
+      }
+    batch = {tokens.data(), labels.data(), rows, kSequence, global};
+  }
+  Rows(const Rows&) = delete;
+  std::vector<std::int64_t> tokens, labels;
+  TokenBatch batch;
+};
+
+Bits run(const Case& c, std::int64_t rows = kRows) {
+  Bits bits;
+  std::mutex mutex;
+  test::run_ranks(Ranks::threads, c.mesh.size(), [&](Rank& rank) {
+    Compute compute(rank.context, c.threads);
+    const DeviceMesh mesh(rank.group(), c.mesh);
+    BuildOptions options = c.build;
+    options.exact = c.exact;
+    options.seed = 3;
+    ParallelModel model = build_parallel_model(c.model, mesh, compute, options);
+    Trainer trainer(model, compute, {.max_norm = 0.5});
+    Bits own;
+    for (int step = 0; step < kSteps; ++step) {
+      const std::int64_t here = rows / model.data.size();
+      std::vector<std::unique_ptr<Rows>> all;
+      std::vector<TokenBatch> batches;
+      for (int i = 0; i < c.micro_batches; ++i) {
+        all.push_back(std::make_unique<Rows>(step, i * rows + here * model.data.rank(), here, rows));
+        batches.push_back(all.back()->batch);
+      }
+      const Trainer::Result passes = trainer.backward(batches);
+      const auto name = [&](std::string_view what) { return fmt::format("step {}: {}", step, what); };
+      own.push_back({name("loss"), bits_of(std::span<const double>(&passes.loss, 1))});
+      for (Parameter* p : model.parameters())
+        own.push_back({name("gradient of " + p->path()), whole(p->gradient())});
+      const Trainer::Result result = trainer.update(0.01);
+      own.push_back({name("norm"), bits_of(std::span<const double>(&result.grad_norm, 1))});
+      for (Parameter* p : model.parameters()) own.push_back({name(p->path()), whole(p->master())});
+    }
+    const std::lock_guard lock(mutex);
+    if (bits.empty()) bits = own;
+    EXPECT_TRUE(own == bits) << c.name << ", rank " << rank.rank << " has other bits than the first";
+  });
+  return bits;
+}
+
+// The first value that differs.
+std::string difference(const Bits& a, const Bits& b) {
+  if (a.size() != b.size()) return fmt::format("{} and {} values", a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i]) continue;
+    const auto& [name, values] = a[i];
+    for (std::size_t k = 0; k < values.size(); ++k)
+      if (values[k] != b[i].second[k])
+        return fmt::format("{}: element {} of {}: {:x} and {:x}", name, k, values.size(), values[k],
+                           b[i].second[k]);
+    return name;
+  }
+  return "";
+}
+
+void expect_same_bits(const std::vector<Case>& cases, std::int64_t rows = kRows) {
+  std::optional<Bits> first;
+  for (const Case& c : cases) {
+    const Bits bits = run(c, rows);
+    if (!first) first = bits;
+    EXPECT_EQ(difference(*first, bits), "") << cases[0].name << " and " << c.name;
+  }
+}
+
+Case with(Case c, std::string_view what, const std::function<void(Case&)>& change) {
+  c.name += fmt::format(" {}", what);
+  change(c);
+  return c;
+}
+Case fsdp(Case c) {
+  return with(c, "fsdp", [](Case& x) { x.build.data = DataForm::fsdp; });
+}
+Case hsdp(int replicate, int shard, int tp) {
+  Case c = fsdp(on(replicate * shard, tp));
+  c.name = fmt::format("hsdp {}x{}x{}", replicate, shard, tp);
+  c.mesh = {{"dp_replicate", replicate}, {"dp_shard", shard}, {"tp", tp}};
+  c.build.replicate_axis = "dp_replicate", c.build.data_axis = "dp_shard";
+  return c;
+}
+std::vector<Case> each(std::vector<Case> cases, std::string_view what,
+                       const std::function<void(Case&)>& change) {
+  for (Case& c : cases) c = with(c, what, change);
+  return cases;
+}
+
+TEST(Exact, DataAndTensorAndSequenceParallel) {
+  expect_same_bits(
+      {on(1, 1), on(1, 2), on(1, 4), on(2, 1), on(2, 2), on(4, 1), on(1, 2, true), on(2, 2, true)});
+}
+
+// Otherwise the test above would say nothing.
+TEST(Exact, WithoutItBitsDiffer) {
+  const auto usual = [](Case& c) { c.exact = Exact::no; };
+  const Bits one = run(with(on(1, 1), "not exact", usual));
+  EXPECT_THAT(difference(one, run(with(on(1, 2), "not exact", usual))), testing::HasSubstr("step 0"));
+  EXPECT_THAT(difference(one, run(with(on(2, 1), "not exact", usual))), testing::HasSubstr("step 0"));
+  EXPECT_THAT(difference(one, run(on(1, 1))), testing::HasSubstr("step 0"));
+}
+
+TEST(Exact, EightRanks) { expect_same_bits({on(1, 1), on(1, 8), on(8, 1), on(2, 4, true), on(4, 2, true)}); }
+
+TEST(Exact, ShardedParameters) {
+  expect_same_bits({on(1, 1), fsdp(on(2, 1)), fsdp(on(4, 1)), hsdp(2, 2, 1), fsdp(on(2, 2)), hsdp(2, 2, 2)});
+}
+
+TEST(Exact, SharedKeyAndValueHeads) {
+  const auto two = [](Case& c) { c.model = small(2); };
+  expect_same_bits(
+      each({on(1, 1), on(1, 2), on(1, 4), on(2, 4), on(1, 8), on(1, 2, true)}, "2 kv heads", two));
+}
+
+TEST(Exact, Vocabulary) {
+  const auto shard = [](Case& c) { c.build.tensor.vocab = VocabSplit::shard; };
+  expect_same_bits({on(1, 1), with(on(1, 2), "vocab", shard), with(on(1, 4, true), "vocab", shard),
+                    with(on(2, 4), "vocab", shard), with(on(1, 8), "vocab", shard)});
+}
+
+TEST(Exact, WeightsInBf16) {
+  const auto narrow = [](Case& c) { c.build.dtype = DType::bf16; };
+  expect_same_bits(
+      each({on(1, 1), on(1, 2), on(2, 2, true), on(1, 8), fsdp(on(4, 1)), hsdp(2, 2, 2)}, "bf16", narrow));
+}
+
+TEST(Exact, Threads) {
+  expect_same_bits({on(1, 1), with(on(1, 1), "2 threads", [](Case& c) { c.threads = 2; }),
+                    with(on(2, 2), "3 threads", [](Case& c) { c.threads = 3; })});
+}
+
+TEST(Exact, MicroBatches) {
+  for (const int count : {2, 3, 4})
+    expect_same_bits(each({on(1, 1), on(2, 1), on(2, 2), fsdp(on(4, 1)), hsdp(2, 2, 1)},
+                          fmt::format("{} micro-batches", count), [&](Case& c) { c.micro_batches = count; }));
+}
+
+// Sizes that are no multiples of 8, and larger than a tile of a product.
+TEST(Exact, OtherSizes) {
+  const auto odd = [](Case& c) { c.model.dim = 52, c.model.ffn_hidden = 100, c.model.vocab = 68; };
+  expect_same_bits(each({on(1, 1), on(1, 2), on(2, 4), on(4, 1)}, "odd", odd), 4);
+  const auto large = [](Case& c) {
+    c.model.dim = 264, c.model.ffn_hidden = 520, c.model.vocab = 296, c.model.layers = 1;
+  };
+  expect_same_bits(each({on(1, 1), on(1, 8), on(4, 2, true)}, "large", large));
+}
+
+// The text of the error of each rank, which must be the same.
+std::string refusal(const Case& c, std::int64_t rows = kRows) {
+  std::string text;
+  std::mutex mutex;
+  test::run_ranks(Ranks::threads, c.mesh.size(), [&](Rank& rank) {
+    const std::string own = test::error_text([&] {
+      Compute compute(rank.context, 1);
+      const DeviceMesh mesh(rank.group(), c.mesh);
+      BuildOptions options = c.build;
+      options.exact = Exact::yes;
+      ParallelModel model = build_parallel_model(c.model, mesh, compute, options);
+      Trainer trainer(model, compute, {});
+      const Chunk part = chunk_of(rows, model.data.size(), model.data.rank());
+      const Rows batch(0, part.offset, part.size, rows);
+      trainer.step({&batch.batch, 1}, 0.01);
+    });
+    const std::lock_guard lock(mutex);
+    if (text.empty()) text = own;
+    EXPECT_EQ(own, text);
+  });
+  return text;
+}
+
+TEST(Exact, RefusesWhatHasNoRule) {
+  EXPECT_EQ(refusal(on(3, 1), 9), "bad_argument: exact: dp=3 does not divide 8 blocks");
+  EXPECT_EQ(refusal(on(8, 1), 12),
+            "bad_argument: exact: rows of a batch: 12 over 8 ranks (12 = 8 x 1 + 4); expected equal parts");
+  EXPECT_EQ(refusal(with(on(1, 2), "tied", [](Case& c) { c.model.tied = true; })),
+            "bad_argument: exact: \"token_embedding.embedding.weight\" is used by 2 modules, whose gradients "
+            "are added before "
+            "the ranks add theirs; there is no rule for that");
+  EXPECT_EQ(refusal(with(on(1, 4), "vocab",
+                         [](Case& c) { c.model.vocab = 66, c.build.tensor.vocab = VocabSplit::shard; })),
+            "bad_argument: exact: \"token_embedding.embedding.weight\": dimension 0 over tp=4: 66 over 4 "
+            "ranks (66 = 4 x 16 + "
+            "2); expected equal parts");
+  EXPECT_EQ(refusal(with(on(1, 4, true), "2 kv heads", [](Case& c) { c.model = small(2); })),
+            "bad_argument: exact: sequence_parallel over the axes tp_kv=2 x tp_rep=2, which reduce one after "
+            "the other; expected "
+            "one tensor axis, or kv heads for each of its 4 ranks");
+  EXPECT_EQ(
+      refusal(with(on(1, 2), "float8", [](Case& c) { c.build.float8 = Float8Recipe::rowwise; })),
+      "bad_argument: exact: the passes of \"layers.0.attention.q_proj\" were replaced, as float8 and domain "
+      "parallel do; they have no rule for exact mode");
+  EXPECT_EQ(refusal(with(fsdp(on(2, 1)), "reduce",
+                         [](Case& c) { c.build.sharding.precision.reduce = DType::bf16; })),
+            "bad_argument: exact: sharding.precision.reduce is bf16; expected f32");
+}
+
+TEST(Exact, NamesALayerWithoutARule) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    Sequential root;
+    root.append("first", std::make_unique<Linear>(8, 8));
+    root.append("second", std::make_unique<ChannelNorm>(8));
+    EXPECT_EQ(test::error_text([&] { expect_exact(root, mesh); }),
+              "bad_argument: exact: \"second\" is of kind ChannelNorm, which has no rule for exact mode");
+  });
+}
+
+TEST(Exact, RefusesATransportWithAnOrderOfItsOwn) {
+  test::RankOptions masked;
+  masked.factory = test::masked(test::some());
+  const auto body = [](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
+    BuildOptions options;
+    options.exact = Exact::yes;
+    EXPECT_EQ(test::error_text([&] { build_parallel_model(small(), mesh, compute, options); }),
+              "bad_argument: exact: the transport of group \"world\" adds in an order of its own; expected "
+              "one that adds in "
+              "canonical order, such as shm");
+  };
+  test::run_ranks(Ranks::threads, 2, body, masked);
+}
+
+TEST(Exact, BatchOfTwelve) { expect_same_bits({on(1, 1), on(2, 1), on(4, 1), on(2, 2)}, 12); }
+
+}  // namespace
+}  // namespace weft::exact_test
