@@ -56,7 +56,7 @@ namespace {
 
 constexpr std::size_t kTransformerOptionsFirstBytes = 136, kParameterFirstBytes = 176;
 static_assert(offsetof(weft_transformer_options, data_form) == kTransformerOptionsFirstBytes);
-static_assert(sizeof(weft_transformer_options) == 168);
+static_assert(sizeof(weft_transformer_options) == 192);
 static_assert(sizeof(weft_parameter) == kParameterFirstBytes);
 static_assert(weft::Dims::kMaxDims == WEFT_MAX_DIMS);
 static_assert(weft::CrossEntropy::kIgnore == WEFT_IGNORED);
@@ -125,6 +125,16 @@ weft::BuildOptions build_options_of(const char* function, const weft_transformer
   for (const std::string_view path :
        capi::names_of(function, o.frozen, o.frozen_count, "options->frozen", "options->frozen_count"))
     build.frozen.emplace_back(path);
+  if (o.ac_mode < WEFT_AC_NONE || o.ac_mode > WEFT_AC_SELECTIVE)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("options->ac_mode is {}; expected 0 (WEFT_AC_NONE), 1 (WEFT_AC_FULL) or 2 "
+                             "(WEFT_AC_SELECTIVE)",
+                             o.ac_mode));
+  build.ac.mode = static_cast<weft::AcMode>(o.ac_mode);
+  if (o.ac_every != 0) build.ac.every = o.ac_every;
+  for (const std::string_view path : capi::names_of(function, o.ac_modules, o.ac_module_count,
+                                                    "options->ac_modules", "options->ac_module_count"))
+    build.ac.modules.emplace_back(path);
   return build;
 }
 

@@ -182,6 +182,10 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   if (options.float8) built.float8 = apply_float8(model, *options.float8, options.float8_options);
   if (options.exact == Exact::yes) expect_exact(model, options, built);
 
+  AcPolicy ac = options.ac;
+  if (ac.mode == AcMode::full && ac.modules.empty()) ac.modules = {"layers.*"};
+  apply_ac(model, ac);
+
   // 3. Adds the data axes after all layouts are final, inside the shards of the tensor axis: the reducer must
   //    be notified of the first final gradient, and a rank that shards must never hold more than its part of
   //    its part.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "nn/state_hashes.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/module.hpp"
 
@@ -156,6 +157,20 @@ Tensors Passes::own_backward(Module& module, Inputs dy, Frame& frame) {
 
 Tensors Module::forward(Inputs x, Frame& frame) {
   Scopes scopes(around(false), *this, frame);
+  Tensors out;
+  if (recompute_ && frame.keeps()) {
+    Frame::Checkpoint checkpoint(frame, *this, Tensors(x.begin(), x.end()), recompute_->compare_outputs);
+    out = run_forward(x, frame);
+    checkpoint.keep();
+  } else {
+    out = run_forward(x, frame);
+  }
+  scopes.leave();
+  return out;
+}
+
+// The pass inside the scopes around it.
+Tensors Module::run_forward(Inputs x, Frame& frame) {
   Tensors in(x.begin(), x.end());
   run(HookPoint::pre_forward, in, frame);
   for (const PlacedBoundary& placed : before_) cross(placed, Direction::forward, {path_, "x"}, in);
@@ -165,7 +180,7 @@ Tensors Module::forward(Inputs x, Frame& frame) {
   finish_forward(out, frame);
   for (const auto& [name, parameter] : own_) frame.count_use(*parameter);
   run(HookPoint::post_forward, out, frame);
-  scopes.leave();
+  frame.note_outputs(*this, out);
   return out;
 }
 
@@ -173,6 +188,43 @@ Tensors Module::backward(Inputs dy, Frame& frame) {
   const Frame::Nested nested(frame);
   const std::size_t left_over = frame.left_over();
   Scopes scopes(around(true), *this, frame);
+  const std::optional<std::size_t> run_since = scopes.any() ? std::optional(left_over) : std::nullopt;
+  Tensors out;
+  if (frame.has_checkpoint(*this)) {
+    Tensors x;
+    Frame scratch = frame.pop_checkpoint(x);
+    run_again(x, scratch);
+    x.clear();  // the scratch Frame has what backward needs
+    out = run_backward(dy, scratch, run_since);
+  } else {
+    out = run_backward(dy, frame, run_since);
+  }
+  scopes.leave();
+  if (nested.outermost()) run(HookPoint::end_of_backward, out, frame);
+  return out;
+}
+
+// The second forward pass of a module that kept only its inputs.
+void Module::run_again(const Tensors& x, Frame& scratch) {
+  const bool checks = recompute_ && recompute_->check_state;
+  Context& context = scratch.compute().context();
+  const std::vector<std::pair<std::string, std::uint64_t>> before =
+      checks ? hashes_of_state(context, *this) : std::vector<std::pair<std::string, std::uint64_t>>();
+  run_forward(x, scratch);
+  scratch.end_recomputing();
+  if (!checks) return;
+  const auto after = hashes_of_state(context, *this);
+  for (std::size_t i = 0; i < after.size(); ++i)
+    if (after[i] != before[i])
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("activation checkpointing: \"{}\" changed while the forward of \"{}\" ran again; "
+                      "a module that changes state does so in Frame::once()",
+                      after[i].first, path_));
+}
+
+// The pass inside the scopes around it. `left_over`: work that was left over since then is done.
+Tensors Module::run_backward(Inputs dy, Frame& frame, std::optional<std::size_t> left_over) {
   Tensors in(dy.begin(), dy.end());
   run(HookPoint::pre_backward, in, frame);
   expect_here("gradient", in, frame);
@@ -183,12 +235,10 @@ Tensors Module::backward(Inputs dy, Frame& frame) {
   Tensors out = passes_ ? passes_->backward(*this, in, frame) : do_backward(in, frame);
   for (const auto& [name, parameter] : own_)
     if (frame.drop_use(*parameter)) frame.later([p = parameter](Frame&) { p->announce_final(); });
-  if (scopes.any()) frame.run_left_over(left_over);
+  if (left_over) frame.run_left_over(*left_over);
   for (auto placed = before_.rbegin(); placed != before_.rend(); ++placed)
     cross(*placed, Direction::backward, {path_, "dx"}, out);
   run(HookPoint::post_backward, out, frame);
-  scopes.leave();
-  if (nested.outermost()) run(HookPoint::end_of_backward, out, frame);
   return out;
 }
 

@@ -143,28 +143,34 @@ Tensor SpectralNorm::forward(Frame& frame, Tensors& kept) const {
         fmt::format("spectral norm of \"{}\": this rank has ({}, {}) of the weight, {} of u and {} of "
                     "v; expected u cut as the rows, and v as the columns",
                     weight_->path(), rows, columns, u->tensor().count(), v->tensor().count()));
-  Tensor of_rows = u->tensor(), of_columns = v->tensor();
-  Tensor w_v;
-  if (frame.pass().training) {
-    for (int i = 0; i < config_.power_iterations; ++i) {
-      of_columns = product(frame, w, Stored::transposed, of_rows, of_v);
-      normalise(frame, of_columns, config_.eps);
+  const auto estimate = [&](bool iterate) -> Tensors {
+    Tensor of_rows = u->tensor(), of_columns = v->tensor();
+    Tensor w_v;
+    if (iterate) {
+      for (int i = 0; i < config_.power_iterations; ++i) {
+        of_columns = product(frame, w, Stored::transposed, of_rows, of_v);
+        normalise(frame, of_columns, config_.eps);
+        w_v = product(frame, w, Stored::plain, of_columns, of_u);
+        of_rows = copy_of(frame, w_v);
+        normalise(frame, of_rows, config_.eps);
+      }
+    } else {
       w_v = product(frame, w, Stored::plain, of_columns, of_u);
-      of_rows = copy_of(frame, w_v);
-      normalise(frame, of_rows, config_.eps);
+      if (frame.keeps()) of_rows = copy_of(frame, of_rows), of_columns = copy_of(frame, of_columns);
     }
-  } else {
-    w_v = product(frame, w, Stored::plain, of_columns, of_u);
-    if (frame.keeps()) of_rows = copy_of(frame, of_rows), of_columns = copy_of(frame, of_columns);
-  }
-  const Tensor sigma = number_of(dot(frame, of_rows, w_v), of_u);
-  expect_sigma(frame, weight_->path(), sigma);
-  if (frame.pass().training)
-    for (const auto& [from, to] : {std::pair{&of_rows, u.get()}, {&of_columns, v.get()}})
-      kernels::spectral_keep(frame.kernels(), from->data_ptr<float>(), sigma.data_ptr<float>(),
-                             to->tensor().data_ptr<float>(), from->count());
-  kept.insert(kept.end(), {of_rows, of_columns, sigma});
-  return divided(frame, weight, sigma);
+    const Tensor sigma = number_of(dot(frame, of_rows, w_v), of_u);
+    expect_sigma(frame, weight_->path(), sigma);
+    if (iterate)
+      for (const auto& [from, to] : {std::pair{&of_rows, u.get()}, {&of_columns, v.get()}})
+        kernels::spectral_keep(frame.kernels(), from->data_ptr<float>(), sigma.data_ptr<float>(),
+                               to->tensor().data_ptr<float>(), from->count());
+    return {of_rows, of_columns, sigma};
+  };
+  // A layer that runs again for its backward must find the u and v of its first run, and leave the buffers.
+  const Tensors found =
+      frame.pass().training ? frame.once(weight_->path(), [&] { return estimate(true); }) : estimate(false);
+  kept.insert(kept.end(), found.begin(), found.end());
+  return divided(frame, weight, found.back());
 }
 
 Tensor SpectralNorm::again(Frame& frame, const Tensors& kept) const {

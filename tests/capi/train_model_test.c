@@ -30,6 +30,9 @@ static int32_t after_forward = WEFT_RESHARD;
 static weft_dtype reduce_as = WEFT_F32;
 static weft_float8_recipe float8 = WEFT_FLOAT8_NONE;
 
+static int32_t ac_mode = WEFT_AC_NONE;
+static const char* const ac_modules[] = {"layers.*.mlp"};
+
 static weft_transformer_options small(void) {
   weft_transformer_options o = WEFT_TRANSFORMER_OPTIONS_INIT;
   o.dim = TRAIN_DIM;
@@ -46,6 +49,9 @@ static weft_transformer_options small(void) {
   o.after_forward = after_forward;
   o.reduce = reduce_as;
   o.float8 = float8;
+  o.ac_mode = ac_mode;
+  o.ac_modules = ac_modules;
+  o.ac_module_count = ac_mode == WEFT_AC_SELECTIVE;
   return o;
 }
 
@@ -112,6 +118,22 @@ static void expect_losses_of_cpp(int dp, int tp) {
   train_in_cpp(dp, tp, run.split, expected);
   CHECK(memcmp(run.losses, expected, sizeof(expected)) == 0);
   CHECK(run.losses[TRAIN_STEPS - 1] < run.losses[0]);
+}
+
+/* Activation checkpointing: the same losses, bit for bit. */
+static void test_ac(void) {
+  double none[TRAIN_STEPS];
+  run.split = true;
+  run.dp = 1;
+  run.tp = 2;
+  run_ranks(2, train);
+  memcpy(none, run.losses, sizeof none);
+  for (ac_mode = WEFT_AC_FULL; ac_mode <= WEFT_AC_SELECTIVE; ++ac_mode) {
+    run_ranks(2, train);
+    CHECK(memcmp(run.losses, none, sizeof none) == 0);
+  }
+  ac_mode = WEFT_AC_NONE;
+  run.split = false;
 }
 
 /* Parameters divided over the data ranks: the same losses, up to rounding. */
@@ -809,7 +831,7 @@ static void refuses_models(weft_mesh* mesh, weft_compute* compute) {
   weft_mesh_destroy(part);
   o.struct_size = 8;
   REFUSED(CREATE(mesh, &o),
-          "weft_transformer_create: options->struct_size is 8; expected 168: initialise it with "
+          "weft_transformer_create: options->struct_size is 8; expected 192: initialise it with "
           "WEFT_TRANSFORMER_OPTIONS_INIT");
   o = small();
   o.heads = 3;
@@ -843,6 +865,14 @@ static void refuses_models(weft_mesh* mesh, weft_compute* compute) {
   o.frozen_count = 1;
   o.frozen = NULL;
   REFUSED(CREATE(mesh, &o), "weft_transformer_create: options->frozen is NULL");
+  o = small();
+  o.ac_mode = 3;
+  REFUSED(CREATE(mesh, &o),
+          "weft_transformer_create: options->ac_mode is 3; expected 0 (WEFT_AC_NONE), 1 (WEFT_AC_FULL) or 2 "
+          "(WEFT_AC_SELECTIVE)");
+  o.ac_mode = WEFT_AC_FULL;
+  o.ac_every = -1;
+  REFUSED(CREATE(mesh, &o), "apply_ac: every is -1; expected 1 or more");
   CHECK(none == NULL);
 }
 
@@ -1114,6 +1144,7 @@ int main(void) {
   test_divided_parameters();
   test_float8();
   test_divided_refused();
+  test_ac();
   checkpoints();
   refuses();
   on_mesh(2, 1, wrong_on_one_rank);

@@ -4,12 +4,14 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "weft/host/allocator.hpp"
 
@@ -53,6 +55,11 @@ class CountingAllocator {
     for (const auto& [at, block] : blocks_) sum += block.bytes;
     return sum;
   }
+  /// The largest number of such bytes since it was asked for last.
+  std::size_t take_peak() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(peak_, held_);
+  }
   /// All requests so far.
   std::int64_t asked() const {
     const std::lock_guard lock(mutex_);
@@ -90,6 +97,8 @@ class CountingAllocator {
     if (memory == nullptr) return nullptr;
     void* const at = static_cast<char*>(memory) + shift;
     blocks_[at] = {memory, bytes, alignment};
+    held_ += bytes;
+    peak_ = std::max(peak_, held_);
     return at;
   }
   void take(void* at, std::size_t bytes, std::size_t alignment) {
@@ -99,12 +108,14 @@ class CountingAllocator {
     EXPECT_EQ(found->second.bytes, bytes);
     EXPECT_EQ(found->second.alignment, alignment);
     std::free(found->second.memory);
+    held_ -= found->second.bytes;
     blocks_.erase(found);
     if (throws_on_return_) throw std::runtime_error("the pool is full");
   }
 
   mutable std::mutex mutex_;
   std::map<void*, Block> blocks_;  // by the address that was given
+  std::size_t held_ = 0, peak_ = 0;
   std::int64_t asked_ = 0, granted_ = std::numeric_limits<std::int64_t>::max();
   Fault fault_ = Fault::gives_none;
   bool throws_on_return_ = false;

@@ -260,6 +260,20 @@ TEST_F(TrainTest, TensorRanksShareKeyAndValueHeads) {
   for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(four[i], one[i], 1e-5 * one[i]);
 }
 
+// Modules that run again in backward give the same losses; a checkpoint does not know of them.
+TEST_F(TrainTest, ActivationCheckpointingKeepsTheLosses) {
+  ASSERT_EQ(run(small({"--until", "4", "--metrics", file("none")})), 0) << err();
+  const std::vector<double> none = losses("none");
+  Words words = small({"--save", file("ckpt"), "--resume=auto", "--metrics", file("ac"), "--until", "2"});
+  words.insert(words.end(), {"--ac", "full", "--ac-every", "2"});
+  ASSERT_EQ(run(words), 0) << err();
+  words.insert(words.end(), {"--until", "4", "--ac", "selective", "--ac-every", "1"});
+  ASSERT_EQ(run(words), 0) << err();
+  EXPECT_EQ(losses("ac"), none);
+  EXPECT_EQ(run(small({"--ac", "selective", "--ac-every", "2"})), 2);
+  EXPECT_THAT(err(), HasSubstr("ac-every is 2 with ac \"selective\"; expected 1, or more with ac full"));
+}
+
 // Checkpoints are written in the background, and the run is killed again and again.
 TEST_F(TrainTest, ARunThatIsKilledGoesOn) {
   ASSERT_EQ(run(small({"--metrics", file("whole")})), 0) << err();

@@ -65,12 +65,22 @@ typedef struct weft_transformer_options {
    * part. */
   weft_float8_recipe float8;
   bool float8_whole_scales;
+  /* Activation checkpointing: which modules keep only their inputs in a forward pass, and run again in
+   * backward; results have the same bits. WEFT_AC_FULL: each block, or the first of every `ac_every` blocks
+   * (0 means 1). WEFT_AC_SELECTIVE: only the attentions, or the modules that `ac_modules` names: paths, in
+   * which * stands for one step. */
+  int32_t ac_mode;
+  int32_t ac_every;
+  const char* const* ac_modules;
+  int32_t ac_module_count;
 } weft_transformer_options;
+enum { WEFT_AC_NONE = 0, WEFT_AC_FULL = 1, WEFT_AC_SELECTIVE = 2 };
 enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
-#define WEFT_TRANSFORMER_OPTIONS_INIT                                                                       \
-  {                                                                                                         \
-    sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0,     \
-        NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL, WEFT_F32, 0, WEFT_FLOAT8_NONE, false \
+#define WEFT_TRANSFORMER_OPTIONS_INIT                                                                        \
+  {                                                                                                          \
+    sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0,      \
+        NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL, WEFT_F32, 0, WEFT_FLOAT8_NONE, false, \
+        WEFT_AC_NONE, 0, NULL, 0                                                                             \
   }
 
 /* `mesh`: a root mesh that has both axes; an axis that is not wanted has size 1. `options` may be NULL; all

@@ -10,6 +10,7 @@
 #include "weft/base/exact.hpp"
 #include "weft/models/transformer.hpp"
 #include "weft/tp/plan.hpp"
+#include "weft/train/activation_checkpointing.hpp"
 #include "weft/train/float8.hpp"
 #include "weft/train/fully_shard.hpp"
 #include "weft/train/gradient_reducer.hpp"
@@ -69,6 +70,8 @@ struct BuildOptions {
   /// Options for DataForm::fsdp; if `dtype` is bf16, precision.param becomes bf16, too. If `float8`
   /// names a recipe, the weights of float8 layers are gathered as codes.
   FullyShardOptions sharding = by_layers();
+  /// Which modules run again in backward; mode full without patterns means each block, "layers.*".
+  AcPolicy ac = {};
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
   /// Exact mode (docs/exact.md): losses, gradients and parameters have the same bits on every mesh whose
@@ -106,8 +109,8 @@ struct ParallelModel {
 };
 
 /// Builds the model in this order: the tensor axis cuts the parameters, then layers become float8 layers,
-/// then the data axis divides the resulting parts, then this rank's part gets memory. A later parallelize()
-/// throws an error.
+/// then activation checkpointing is set, then the data axis divides the resulting parts, then this rank's
+/// part gets memory. A later parallelize() throws an error.
 ///
 /// If there are fewer key/value heads than ranks on the tensor axis, weft treats the axis as two: AXIS_kv
 /// with one rank per head, and AXIS_rep, whose ranks share the heads. k_proj and v_proj are split only over

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -119,6 +120,15 @@ class LeftOver {
 /// throws an error that names both paths. Each micro-batch needs its own Frame. A Frame is empty again after
 /// its backward, and may then be reused.
 class Frame {
+  // The first run of a pass leaves this for the second: the result of once(), or the hash of a module's
+  // outputs.
+  struct Result {
+    std::string path;
+    Tensors tensors;
+    std::uint64_t hash = 0;
+    bool outputs = false;
+  };
+
  public:
   explicit Frame(Compute& compute, const Pass& pass = {}) : compute_(&compute), pass_(pass) {}
   /// A Frame that keeps nothing and does not train: for forward passes that no backward follows.
@@ -134,6 +144,15 @@ class Frame {
   Compute& compute() const noexcept { return *compute_; }
   kernels::KernelContext& kernels() const noexcept { return kernels_of(*compute_); }
   bool keeps() const noexcept { return keeps_; }
+  /// Whether this is a forward pass that runs again for its backward (activation checkpointing): the first
+  /// run has changed all state, and this run must not change it again. See once().
+  bool recomputing() const noexcept { return recomputing_; }
+  /// For modules and hooks that change state in forward, such as the vectors of a spectral norm, running
+  /// statistics or counts: calls `work` once in a pass and returns its tensors. If the module runs again for
+  /// its backward, once() does not call `work`, but returns the tensors of the first run, which the Frame has
+  /// kept. `path` identifies the caller. Throws bad_argument if the second run asks for other results, or in
+  /// another order, than the first.
+  Tensors once(std::string_view path, const std::function<Tensors()>& work);
   const Pass& pass() const noexcept { return pass_; }
   bool exact() const noexcept { return pass_.exact == Exact::yes; }
   /// Begins the next pass. Throws bad_argument if the backward of the last pass is not done yet, because that
@@ -146,6 +165,9 @@ class Frame {
   /// Frame(compute, {.seed = …, .step = …}) says which pass it is`.
   PassRandom rng(std::string_view path) const;
   bool empty() const noexcept { return entries_.empty(); }
+  /// Calls `see` for each entry, the oldest first, with the module that pushed it. The inputs of a module
+  /// that runs again, and what once() kept for it, are an entry, too.
+  void visit_kept(const std::function<void(const Module&, const Tensors&)>& see) const;
 
   /// Keeps `tensors` for the backward of `of`; does nothing on an inference Frame.
   void push(const Module& of, Tensors tensors);
@@ -186,6 +208,38 @@ class Frame {
     Frame& frame_;
     LeftOver* before_;
   };
+  /// A forward pass of `of` that keeps its inputs `x`, and the results of once(), and nothing else. keep()
+  /// pushes them when the pass is done. For Module::forward.
+  class Checkpoint {
+   public:
+    Checkpoint(Frame& frame, const Module& of, Tensors x, bool compares);
+    Checkpoint(const Checkpoint&) = delete;
+    Checkpoint& operator=(const Checkpoint&) = delete;
+    ~Checkpoint();
+    void keep();
+
+   private:
+    friend class Frame;
+    Frame& frame_;
+    const Module& of_;
+    Checkpoint* before_;
+    Tensors x_;
+    bool compares_;
+    std::vector<Result> results_;
+  };
+  /// Whether the newest entry is a Checkpoint of `of`.
+  bool has_checkpoint(const Module& of) const noexcept {
+    return !entries_.empty() && entries_.back().of == &of && entries_.back().checkpoint;
+  }
+  /// Pops the newest entry, a Checkpoint; `x` gets the inputs. Returns the scratch Frame on which the module
+  /// runs again, forward and backward, for this backward pass. This Frame must outlive it.
+  Frame pop_checkpoint(Tensors& x);
+  /// The forward pass on such a Frame is over. Throws bad_argument if it used fewer results than the first.
+  void end_recomputing();
+  /// Records, or compares, the hash of a module's outputs if a Checkpoint says so. Throws mismatch if they
+  /// differ from those of the first run.
+  void note_outputs(const Module& of, const Tensors& y);
+
   /// The number of parts of work that are left over so far.
   std::size_t left_over() const noexcept { return left_over_ == nullptr ? 0 : left_over_->size(); }
   /// Does the work that was left over since there were so many parts.
@@ -212,11 +266,21 @@ class Frame {
   struct Entry {
     const Module* of;
     Tensors tensors;
+    bool checkpoint = false;  // `tensors` are the inputs of `of`, which runs again
+    bool compares = false;
+    std::vector<Result> results{};
   };
+  const Result& next_result(std::string_view path, bool outputs);
   Compute* compute_;
   Pass pass_;
   bool keeps_ = true;
   std::vector<Entry> entries_;
+  Checkpoint* checkpoint_ = nullptr;  // the innermost that is under way
+  // of a scratch Frame
+  Frame* outer_ = nullptr;  // which counts the uses of parameters
+  bool recomputing_ = false, compares_ = false;
+  std::vector<Result> results_;  // of the first run
+  std::size_t used_results_ = 0;
   std::unordered_map<const Parameter*, int> uses_;  // uses in forward that backward has not reached yet
   int depth_ = 0;                                   // the depth of nested calls of backward
   LeftOver* left_over_ = nullptr;                   // null: nothing is left over

@@ -215,6 +215,24 @@ class Module {
   /// whole. nullopt: the plan of its kind applies again.
   void set_own_plan(std::optional<OwnPlan> plan) { instance_plan_ = std::move(plan); }
 
+  // --- activation checkpointing; apply_ac() (weft/train/activation_checkpointing.hpp) sets it ---
+
+  struct Recompute {
+    /// Compares the hashes of all outputs of the modules inside with those of the first run. Slow.
+    bool compare_outputs = false;
+    /// Checks that the second run changes no buffer and no parameter.
+    bool check_state = false;
+  };
+  /// From now on a forward pass keeps only the inputs of this module, and its backward first runs forward
+  /// again, with hooks, boundaries and the same random numbers (T. Chen, B. Xu, C. Zhang, C. Guestrin,
+  /// "Training Deep Nets with Sublinear Memory Cost", 2016). Results have the same bits. Weights that a scope
+  /// gathers around a pass are gathered once for both. nullopt: forward keeps what backward needs.
+  ///
+  /// Backward throws bad_argument if the second run changed state (check_state), and mismatch that names the
+  /// first module whose outputs differ (compare_outputs).
+  void set_recompute(std::optional<Recompute> recompute) { recompute_ = recompute; }
+  const std::optional<Recompute>& recompute() const noexcept { return recompute_; }
+
   // --- what parallelism and others attach ---
 
   /// A boundary, and the tensor to which it applies: the tensor's index among the floating-point inputs (or
@@ -291,6 +309,9 @@ class Module {
   HookHandle add_around(bool backward, Around around);
   std::vector<Around> around(bool backward) const;
   void run(HookPoint point, Tensors& tensors, Frame& frame);
+  Tensors run_forward(Inputs x, Frame& frame);
+  Tensors run_backward(Inputs dy, Frame& frame, std::optional<std::size_t> left_over);
+  void run_again(const Tensors& x, Frame& scratch);
 
   std::string path_;
   Module* parent_ = nullptr;
@@ -300,6 +321,7 @@ class Module {
   std::vector<std::string> tied_;  // names in own_ of parameters that another module made
   std::vector<PlacedBoundary> before_, after_;
   std::optional<OwnPlan> instance_plan_;
+  std::optional<Recompute> recompute_;
   std::shared_ptr<const Passes> passes_;  // null: do_forward and do_backward
   friend class Passes;
   struct Hooks;

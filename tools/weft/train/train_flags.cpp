@@ -84,6 +84,14 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
                 ->capture_default_str()
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
             &config.float8);
+  file.take(sub.add_option("--ac", config.ac,
+                           "Activation checkpointing: none; full, each block runs again in backward; "
+                           "selective, each attention")
+                ->check(CLI::IsMember({"none", "full", "selective"}))
+                ->capture_default_str()
+                ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
+            &config.ac);
+  add("--ac-every", config.ac_every, "With --ac full: only the first of so many blocks");
   each_model_flag(config, [&](const char* flag, auto& member, const char* help) {
     add(flag, member, help);
     of_model.emplace_back(std::string_view(flag).substr(2));
@@ -113,7 +121,8 @@ std::vector<std::string> to_words(const TrainConfig& config) {
   });
   if (config.exact) words.emplace_back("--exact");
   if (config.sequence_parallel) words.emplace_back("--sequence-parallel");
-  words.insert(words.end(), {"--vocab", config.vocab, "--float8", config.float8});
+  words.insert(words.end(), {"--vocab", config.vocab, "--float8", config.float8, "--ac", config.ac,
+                             "--ac-every", std::to_string(config.ac_every)});
   return words;
 }
 

@@ -31,6 +31,8 @@ BuildOptions build_options(const TrainConfig& config) {
     options.replicate_axis = "dp_replicate";
   }
   options.exact = config.exact ? Exact::yes : Exact::no;
+  options.ac.mode = ac_mode_of(config.ac);
+  options.ac.every = config.ac_every;
   options.tensor.sequence_parallel = config.sequence_parallel;
   options.tensor.vocab = config.vocab == "shard" ? VocabSplit::shard : VocabSplit::whole;
   if (config.float8 != "none") options.float8 = float8_recipe_from_name(config.float8);
@@ -186,6 +188,10 @@ MeshShape TrainConfig::check(int ranks) const {
   if (vocab != "whole" && vocab != "shard")
     bad_training(fmt::format("vocab is \"{}\"; expected whole or shard", vocab));
   if (vocab == "whole") divides("vocabulary entries", model.vocab, "; --vocab shard takes any number");
+  ac_mode_of(ac);
+  if (ac_every < 1 || (ac_every > 1 && ac != "full"))
+    bad_training(
+        fmt::format("ac-every is {} with ac \"{}\"; expected 1, or more with ac full", ac_every, ac));
   if (global_batch < data_ranks)
     bad_training(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
                              data_ranks));

@@ -52,6 +52,8 @@ struct TrainConfig {
   bool exact = false;              ///< the same bits on every mesh; see docs/exact.md
   std::string vocab = "whole";     ///< how the tensor axis holds it: whole or shard; see VocabSplit
   std::string float8 = "none";     ///< the name of a Float8Recipe, or none
+  std::string ac = "none";         ///< activation checkpointing: none, full or selective; see AcPolicy
+  int ac_every = 1;                ///< with full: the first of so many blocks
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   /// The learning rate. Throws bad_argument for a name that is none.
