@@ -75,6 +75,13 @@ void raise_part(const std::vector<float>& part, const LayoutRef& layout, const S
     for (std::int64_t at = c.offset; at < c.offset + c.size; ++at) whole[at] = std::max(whole[at], part[i++]);
 }
 
+// The sizes of the segments of a layer's outputs; empty: one segment.
+std::vector<std::int64_t> segments_of(const Linear& layer) {
+  for (const ShardRule::Part& part : layer.shard_rule(Split::column).parameters)
+    if (part.parameter == layer.weight.get()) return part.segments.sizes;
+  return {};
+}
+
 // An operand of a product: its values as bf16, and its scales.
 struct Scaled {
   Tensor values;
@@ -114,6 +121,7 @@ class Float8LinearPasses : public Passes {
 
   Tensors forward(Module& module, Inputs inputs, Frame& frame) const override;
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override;
+  const Float8LinearOptions& options() const noexcept { return layers_->options(); }
 
  private:
   Float8Recipe recipe() const noexcept { return layers_->options().recipe; }
@@ -169,7 +177,8 @@ Scaled Float8LinearPasses::weight(Frame& frame, const Linear& layer, Float8Linea
   layers_->update_scales();
   const Tensor& w = layer.weight->weight();
   const Granularity granularity = layers_->granularity_of(use);
-  Scaled s{frame.compute().make(w.shape(), DType::bf16), layers_->scales_of_part(index_, use, w.layout())};
+  Scaled s{frame.compute().make(w.shape(), DType::bf16).with_layout(w.layout()),
+           layers_->scales_of_part(index_, use, w.layout())};
   if (w.dtype() != DType::f8e4m3) {
     float8::quantise_to_bf16(frame.kernels(), w, granularity, s.scales.data(), DType::f8e4m3, s.values);
     return s;
@@ -230,8 +239,11 @@ Tensors Float8LinearPasses::forward(Module& module, Inputs inputs, Frame& frame)
                of_w = weight(frame, layer, WeightUse::forward);
   const float8::MatrixSize size = float8::matrix_size(y.shape());
   float* const result = y.data_ptr<float>();
-  kernels::linear_forward(frame.kernels(), of_x.values.data_ptr<bf16>(), of_w.values.data_ptr<bf16>(),
-                          static_cast<const float*>(nullptr), result, {size.rows, in, out});
+  if (frame.exact())
+    exact::output(frame, layer, of_x.values, of_w.values, nullptr, y);
+  else
+    kernels::linear_forward(frame.kernels(), of_x.values.data_ptr<bf16>(), of_w.values.data_ptr<bf16>(),
+                            static_cast<const float*>(nullptr), result, {size.rows, in, out});
   float8::rescale(frame.kernels(), result, size, {of_x.scales.data(), !tensorwise()},
                   {of_w.scales.data(), !tensorwise()}, b ? b.data_ptr<float>() : nullptr, result, false);
   keep(frame, layer, x, of_x.scales);
@@ -249,7 +261,7 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
   const std::int64_t in = stored.size(1), out = stored.size(0);
   expect_gradient(layer, dy, layouts::with_last(x.shape(), out),
                   expected_gradient(layouts::gradient_of_output(y_layout), of_w, dy.layout()));
-  if (layer.bias && !row_parallel(*layer.weight)) accumulate_bias(frame, *layer.bias, dy);
+  if (layer.bias && !row_parallel(*layer.weight)) accumulate_bias_of(layer, frame, *layer.bias, dy);
 
   const std::int64_t tokens = float8::matrix_size(x.shape()).rows;
   const int last = x.shape().rank() - 1;
@@ -263,18 +275,21 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
                                ? Scaled{rounded_to_bf16(frame, dy), {}}
                                : scaled(frame, layer, dy, Granularity::columnwise, DType::f8e4m3, true);
     const LayoutRef of_dw = layouts::partial_as(layouts::gradient_of(of_w, x.layout(), last), dy.layout());
-    frame.later([weight = layer.weight, kept, columns, of_dw, in, out, tokens, in_high_precision,
-                 each = !tensorwise()](Frame& f) {
-      weight->accumulate(of_dw, [&](const Tensor& dw, bool add) {
-        if (in_high_precision) {
-          multiply(f, columns.values, Stored::transposed, kept[0], Stored::plain, dw, out, in, tokens, add);
-          return;
-        }
-        const Tensor values = f.compute().make(kept[0].shape(), DType::bf16);
+    frame.later([&layer, kept, columns, of_dw, in, out, tokens, in_high_precision, each = !tensorwise(),
+                 exact = frame.exact()](Frame& f) {
+      // dw = or += dyᵀ of_x, in bf16
+      const auto multiplied = [&](const Tensor& of_x, const Tensor& dw, bool add) {
+        if (exact)
+          exact::weight_gradient(f, layer, columns.values, of_x, dw, add);
+        else
+          multiply(f, columns.values, Stored::transposed, of_x, Stored::plain, dw, out, in, tokens, add);
+      };
+      layer.weight->accumulate(of_dw, [&](const Tensor& dw, bool add) {
+        if (in_high_precision) return multiplied(kept[0], dw, add);
+        const Tensor values = f.compute().make(kept[0].shape(), DType::bf16).with_layout(kept[0].layout());
         float8::widen(f.kernels(), kept[0], values);
         const Tensor product = add ? f.compute().make(dw.shape()) : dw;
-        multiply(f, columns.values, Stored::transposed, values, Stored::plain, product, out, in, tokens,
-                 false);
+        multiplied(values, product, false);
         float8::rescale(f.kernels(), product.data_ptr<float>(), {out, in}, {columns.scales.data(), each},
                         {kept[1].data_ptr<float>(), each}, nullptr, dw.data_ptr<float>(), add);
       });
@@ -282,13 +297,16 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
   }
 
   const Memory memory = layer.before().empty() ? Memory::local : Memory::shared;
-  const Tensor dx =
+  Tensor dx =
       frame.compute()
           .make(x.shape(), DType::f32, memory)
           .with_layout(layouts::partial_as(layouts::linear_input_gradient(x.layout(), of_w), dy.layout()));
   const bool each_column = recipe() == Float8Recipe::rowwise;
   const Scaled w = weight(frame, layer, WeightUse::backward);
-  multiply(frame, rows.values, Stored::plain, w.values, Stored::plain, dx, tokens, in, out, false);
+  if (frame.exact())
+    dx = exact::input_gradient(frame, layer, rows.values, w.values, segments_of(layer), dx);
+  else
+    multiply(frame, rows.values, Stored::plain, w.values, Stored::plain, dx, tokens, in, out, false);
   float* const result = dx.data_ptr<float>();
   float8::rescale(frame.kernels(), result, {tokens, in}, {rows.scales.data(), !tensorwise()},
                   {w.scales.data(), each_column}, nullptr, result, false);
@@ -314,6 +332,20 @@ void Float8Linears::convert(const std::shared_ptr<Float8Linears>& self, Linear& 
   self->scales_.emplace_back();
   self->codes_.push_back(WeightUse::forward);
   self->known_ = false;
+}
+
+// In exact mode a product is rescaled on each rank before the ranks add theirs. This gives the bits of one
+// rank if all ranks have the same scales, and if these are powers of two.
+std::string Float8Linears::exact_refusal(const Module& module) {
+  const auto* const passes = dynamic_cast<const Float8LinearPasses*>(module.passes().get());
+  if (passes == nullptr) return "has other passes, which have no rule for exact mode";
+  const Float8LinearOptions& o = passes->options();
+  if (o.recipe == Float8Recipe::tensorwise)
+    return "is a float8 layer of the recipe tensorwise; expected rowwise or rowwise_gw_hp, whose scales are "
+           "powers of two";
+  if (o.scales == Float8Scales::own)
+    return "is a float8 layer whose scales are of each rank's part; expected Float8Scales::whole";
+  return {};
 }
 
 void Float8Linears::restore() noexcept {

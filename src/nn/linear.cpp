@@ -18,17 +18,6 @@ namespace {
 
 using kernels::Stored;
 
-// dbias = or += the sum of dy's rows, in exact mode as its rule says.
-void accumulate_bias_of(const Module& layer, Frame& frame, Parameter& bias, const Tensor& dy) {
-  if (!frame.exact()) return accumulate_bias(frame, bias, dy);
-  const std::int64_t out = dy.shape().back();
-  Parameter* const parameters[] = {&bias};
-  exact::over_positions(frame, layer, dy, parameters, [&](Chunk rows, std::span<float* const> sums) {
-    kernels::bias_backward(frame.kernels(), dy.data_ptr<float>() + rows.offset * out, sums[0], rows.size,
-                           out);
-  });
-}
-
 }  // namespace
 
 Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, Init init)

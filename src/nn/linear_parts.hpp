@@ -1,6 +1,7 @@
 // Functions that a Linear layer and its form in float8 share. Included only inside nn.
 #pragma once
 
+#include "nn/exact/sums.hpp"
 #include "nn/operands.hpp"
 #include "weft/nn/layouts.hpp"
 #include "weft/nn/parameter.hpp"
@@ -17,6 +18,17 @@ inline void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
                     kernels::bias_backward(frame.kernels(), dy.data_ptr<float>(), into.data_ptr<float>(),
                                            out == 0 ? 0 : dy.count() / out, out);
                   });
+}
+
+/// dbias = or += the sum of dy's rows, in exact mode as its rule says.
+inline void accumulate_bias_of(const Module& layer, Frame& frame, Parameter& bias, const Tensor& dy) {
+  if (!frame.exact()) return accumulate_bias(frame, bias, dy);
+  const std::int64_t out = dy.shape().back();
+  Parameter* const parameters[] = {&bias};
+  exact::over_positions(frame, layer, dy, parameters, [&](Chunk rows, std::span<float* const> sums) {
+    kernels::bias_backward(frame.kernels(), dy.data_ptr<float>() + rows.offset * out, sums[0], rows.size,
+                           out);
+  });
 }
 
 /// The layout that dy must have. If neither y nor the weight is sharded, dy may be a contribution to a sum,

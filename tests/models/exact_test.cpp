@@ -203,6 +203,19 @@ TEST(Exact, WeightsInBf16) {
       each({on(1, 1), on(1, 2), on(2, 2, true), on(1, 8), fsdp(on(4, 1)), hsdp(2, 2, 2)}, "bf16", narrow));
 }
 
+// Codes are those of one rank, and scales are powers of two: a rescaled contribution to a sum loses nothing.
+TEST(Exact, Float8Layers) {
+  for (const Float8Recipe recipe : {Float8Recipe::rowwise, Float8Recipe::rowwise_gw_hp}) {
+    const auto float8 = [&](Case& c) {
+      c.build.float8 = recipe;
+      c.build.float8_options.scales = Float8Scales::whole;
+      c.model.ffn_hidden = 96;  // every layer except the head is converted
+    };
+    expect_same_bits(each({on(1, 1), on(1, 2), on(2, 2, true), on(4, 1), fsdp(on(2, 2)), on(1, 8)},
+                          fmt::format("float8 {}", name(recipe)), float8));
+  }
+}
+
 TEST(Exact, Threads) {
   expect_same_bits({on(1, 1), with(on(1, 1), "2 threads", [](Case& c) { c.threads = 2; }),
                     with(on(2, 2), "3 threads", [](Case& c) { c.threads = 3; })});
@@ -264,10 +277,12 @@ TEST(Exact, RefusesWhatHasNoRule) {
             "bad_argument: exact: sequence_parallel over the axes tp_kv=2 x tp_rep=2, which reduce one after "
             "the other; expected "
             "one tensor axis, or kv heads for each of its 4 ranks");
-  EXPECT_EQ(
-      refusal(with(on(1, 2), "float8", [](Case& c) { c.build.float8 = Float8Recipe::rowwise; })),
-      "bad_argument: exact: the passes of \"layers.0.attention.q_proj\" were replaced, as float8 and domain "
-      "parallel do; they have no rule for exact mode");
+  EXPECT_EQ(refusal(with(on(1, 2), "float8", [](Case& c) { c.build.float8 = Float8Recipe::rowwise; })),
+            "bad_argument: exact: \"layers.0.attention.q_proj\" is a float8 layer whose scales are of each "
+            "rank's part; expected Float8Scales::whole");
+  EXPECT_EQ(refusal(with(on(1, 2), "float8", [](Case& c) { c.build.float8 = Float8Recipe::tensorwise; })),
+            "bad_argument: exact: \"layers.0.attention.q_proj\" is a float8 layer of the recipe tensorwise; "
+            "expected rowwise or rowwise_gw_hp, whose scales are powers of two");
   EXPECT_EQ(refusal(with(fsdp(on(2, 1)), "reduce",
                          [](Case& c) { c.build.sharding.precision.reduce = DType::bf16; })),
             "bad_argument: exact: sharding.precision.reduce is bf16; expected f32");

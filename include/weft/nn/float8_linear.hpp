@@ -80,6 +80,9 @@ class Float8Linears {
   /// or with other passes, and a weight that several modules share are refused. Sizes are not: apply_float8
   /// leaves out those that the products of GPUs do not take.
   static std::string refusal(const Linear& layer);
+  /// Returns why a module whose passes were replaced has no rule for exact mode (docs/exact.md); empty for a
+  /// float8 layer that has one: of a recipe whose scales are powers of two, with Float8Scales::whole.
+  static std::string exact_refusal(const Module& module);
   /// From now on the layer computes in float8, until restore(). Throws bad_argument with refusal().
   static void convert(const std::shared_ptr<Float8Linears>& self, Linear& layer);
   /// The layers compute as before again.

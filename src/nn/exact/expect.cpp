@@ -7,6 +7,7 @@
 #include "nn/kind_of.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/exact.hpp"
+#include "weft/nn/float8_linear.hpp"
 
 namespace weft {
 namespace {
@@ -65,10 +66,8 @@ void expect_exact(Module& root, const DeviceMesh& mesh) {
       refuse_exact(fmt::format("\"{}\" is of kind {}, which has no rule for exact mode", module.path(),
                                kind_of(module)));
     if (module.passes() != nullptr)
-      refuse_exact(
-          fmt::format("the passes of \"{}\" were replaced, as float8 and domain parallel do; they have no "
-                      "rule for exact mode",
-                      module.path()));
+      if (const std::string why = Float8Linears::exact_refusal(module); !why.empty())
+        refuse_exact(fmt::format("\"{}\" {}", module.path(), why));
     for (const auto& [name, parameter] : module.own_parameters()) expect_parameter(*parameter);
   });
 }

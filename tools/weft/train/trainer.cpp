@@ -36,6 +36,7 @@ BuildOptions build_options(const TrainConfig& config) {
   options.tensor.sequence_parallel = config.sequence_parallel;
   options.tensor.vocab = config.vocab == "shard" ? VocabSplit::shard : VocabSplit::whole;
   if (config.float8 != "none") options.float8 = float8_recipe_from_name(config.float8);
+  if (config.exact) options.float8_options.scales = Float8Scales::whole;
   return options;
 }
 
