@@ -17,6 +17,7 @@
 #include "weft/nn/norm.hpp"
 #include "weft/nn/optimizer.hpp"
 #include "weft/tp/parallelize.hpp"
+#include "weft/train/activation_checkpointing.hpp"
 #include "weft/train/checkpoint.hpp"
 #include "weft/train/fully_shard.hpp"
 #include "weft/train/gradients.hpp"
@@ -263,12 +264,13 @@ TEST(Float8OverRanks, ScalesOfTheWholeGiveTheCodesOfOneRank) {
 struct Float8Run {
   Float8Run(Rank& rank, const MeshShape& shape, std::optional<Float8Recipe> recipe, bool fsdp,
             DType dtype = DType::f32, const Float8Options& options = {}, bool as_codes = false,
-            ReshardAfterForward reshard = true)
+            ReshardAfterForward reshard = true, const AcPolicy& ac = {})
       : compute(rank.context), mesh(rank.group(), shape), net(float8_net()) {
     for (Parameter* p : net->parameters()) p->set_dtype(dtype);
     parallelize(*net, mesh["tp"], plan_of_net());
     replicate(*net, mesh);
     if (recipe) float8 = apply_float8(*net, *recipe, options);
+    apply_ac(*net, ac);
     FullyShardOptions sharding{
         .blocks = {"layers.*"}, .precision = {.param = dtype}, .reshard_after_forward = reshard};
     if (as_codes) sharding.float8 = float8->linears();
@@ -366,6 +368,28 @@ TEST(Float8Gathers, OfCodesGiveTheSameBits) {
             EXPECT_EQ(masters_of(*on.net), masters_of(*off.net));
           }
     });
+}
+
+// Layers that run again have the scales and codes of their first run, whatever is gathered.
+TEST(Float8Gathers, WithActivationCheckpointingTheSameBits) {
+  const Float8Options all{.filter = {.left_out = {}}};
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    const MeshShape shape{{"dp", 2}, {"tp", 2}};
+    for (const Float8Recipe recipe : kRecipes) {
+      Float8Run plain(rank, shape, recipe, true, DType::bf16, all);
+      std::vector<double> losses;
+      for (int step = 0; step < 50; ++step) losses.push_back(plain.step(step));
+      for (const bool as_codes : {false, true})
+        for (const char* modules : {"layers.*", "layers.*.up"}) {
+          Float8Run again(rank, shape, recipe, true, DType::bf16, all, as_codes, true,
+                          {.mode = AcMode::full, .modules = {modules}});
+          for (int step = 0; step < 50; ++step)
+            ASSERT_EQ(again.step(step), losses[static_cast<std::size_t>(step)])
+                << name(recipe) << " " << step;
+          EXPECT_EQ(masters_of(*again.net), masters_of(*plain.net));
+        }
+    }
+  });
 }
 
 // Gradients of a block inside a module that runs it again in backward; `block`: that module, or the layer in

@@ -60,7 +60,8 @@ struct FullyShardOptions {
   /// The float8 layers of the model (Float8Model::linears()): their weights are sent as codes, one byte for
   /// each element, and layers compute the same bits as without. With recipes other than tensorwise, which
   /// cast a weight along both dimensions, forward and backward gather different codes, so that no weights
-  /// are kept between them, whatever reshard_after_forward says. Null: weights are sent in precision.param.
+  /// are kept between them, whatever reshard_after_forward says; a block in which a module runs again
+  /// (apply_ac) then sends its weights in precision.param. Null: weights are sent in precision.param.
   std::shared_ptr<Float8Linears> float8 = {};
 };
 

@@ -45,10 +45,14 @@ ShardBlock::ShardBlock(Module& module, std::vector<Parameter*> parameters, const
       unused_(options.unused),
       reshard_ranks_(reshard_ranks),
       owner_(owner) {
+  // A module that runs again inside the backward pass of its block needs the codes of both passes at once.
+  bool runs_again = false;
+  module.visit([&](const Module& m) { runs_again = runs_again || m.recompute(); });
+  const bool codes = float8_ && (float8_->one_set_of_codes() || !runs_again);
   for (const Parameter* p : parameters_) {
     wholes_.push_back(p->layout() != nullptr ? p->layout()
                                              : replicated_layout(axes.shard, p->global_shape()));
-    as_codes_.push_back(float8_ ? float8_->layer_of(*p) : std::nullopt);
+    as_codes_.push_back(codes ? float8_->layer_of(*p) : std::nullopt);
     two_sets_ = two_sets_ || (as_codes_.back() && !float8_->one_set_of_codes());
   }
 }
