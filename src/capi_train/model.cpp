@@ -223,7 +223,7 @@ weft_status weft_model_text(const weft_model* model, weft_text** text, weft_erro
   return capi::guarded(__func__, error, [&, function = __func__] {
     const capi::ModelState& m = capi::model_of(function, model);
     weft_text*& to = capi::given(function, text, "text");
-    to = new weft_text{weft::transformer_text(m.parts.model->config())};
+    to = new weft_text{weft::transformer_text(weft::transformer_of(m.parts).config())};
   });
 }
 
@@ -328,7 +328,7 @@ weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, 
     std::optional<weft::Error> fault;  // reported to the other ranks of the tensor axis, which would wait
     try {
       of = capi::batch_of(capi::given(function, batch, "batch"));
-      weft::Shape expected{of.rows, of.sequence, m.parts.model->config().vocab};
+      weft::Shape expected{of.rows, of.sequence, m.parts.tokens->vocab};
       if (!fits(expected)) expected = {0};  // compute_logits() says what is wrong with them
       to = capi::elements(function, logits, "logits", expected, "the scores", compute);
     } catch (const weft::Error& e) {

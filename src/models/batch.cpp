@@ -14,25 +14,31 @@ void refuse_batch(const char* function, const std::string& text) {
   throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", function, text));
 }
 
-void check_sizes(const char* function, const std::string& which, const TransformerConfig& config,
+const TokenSizes& expect_tokens(const char* function, const ParallelModel& model) {
+  if (!model.tokens)
+    refuse_batch(function, "the model has no TokenSizes (ParallelModel::tokens); expected a model of tokens");
+  return *model.tokens;
+}
+
+void check_sizes(const char* function, const std::string& which, const TokenSizes& sizes,
                  const TokenBatch& b) {
   if (b.rows < 0) refuse_batch(function, fmt::format("{}rows is {}; expected 0 or more", which, b.rows));
-  if (b.sequence < 1 || b.sequence > config.max_seq)
+  if (b.sequence < 1 || b.sequence > sizes.max_seq)
     refuse_batch(function, fmt::format("{}sequence is {}; expected 1 to {} (max_seq)", which, b.sequence,
-                                       config.max_seq));
+                                       sizes.max_seq));
   if (b.global_rows < 0)
     refuse_batch(function, fmt::format("{}global_rows is {}; expected 0 (the same rows on each rank) or more",
                                        which, b.global_rows));
   std::int64_t elements = 0;
   if (__builtin_mul_overflow(b.rows, b.sequence, &elements) ||
-      __builtin_mul_overflow(elements, config.vocab, &elements))
+      __builtin_mul_overflow(elements, sizes.vocab, &elements))
     refuse_batch(function, fmt::format("{}{} rows of {} tokens are too many", which, b.rows, b.sequence));
 }
 
 Tensor place_numbers(const char* function, const std::string& which, const char* name,
                      const ParallelModel& model, Compute& compute, const TokenBatch& b,
                      const std::int64_t* numbers, bool may_ignore) {
-  const std::int64_t count = b.rows * b.sequence, vocab = model.model->config().vocab;
+  const std::int64_t count = b.rows * b.sequence, vocab = model.tokens->vocab;
   if (numbers == nullptr && count > 0)
     refuse_batch(function,
                  fmt::format("{}{} has no memory; expected {} x {}", which, name, b.rows, b.sequence));

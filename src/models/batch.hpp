@@ -11,9 +11,11 @@
 namespace weft {
 
 [[noreturn]] void refuse_batch(const char* function, const std::string& text);
+/// The sizes of a model of tokens; throws bad_argument if the model is none.
+const TokenSizes& expect_tokens(const char* function, const ParallelModel& model);
 
 /// `which`: "batch 1: " if there are several.
-void check_sizes(const char* function, const std::string& which, const TransformerConfig& config,
+void check_sizes(const char* function, const std::string& which, const TokenSizes& sizes,
                  const TokenBatch& b);
 /// (rows, sequence) numbers of a batch as a tensor on the rank's device, in the form that layers need.
 /// `may_ignore`: whether kIgnore may be among them.

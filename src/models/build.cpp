@@ -11,39 +11,9 @@
 #include "weft/nn/exact.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/tp/own_plan.hpp"
+#include "weft/tp/plan.hpp"
 
 namespace weft {
-
-Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options) {
-  const bool sequence = options.sequence_parallel, shard = options.vocab == VocabSplit::shard;
-  const auto style = [&](const Style& whole) { return sequence ? whole.on_sequence() : whole; };
-  Plan plan = {
-      {"layers.*.attention", style(Style::enter)},
-      {"layers.*.attention.q_proj", style(Style::column)},
-      {"layers.*.attention.k_proj", style(Style::column)},
-      {"layers.*.attention.v_proj", style(Style::column)},
-      {"layers.*.attention.o_proj", style(Style::row)},
-      {"layers.*.mlp", style(Style::enter)},
-      {"layers.*.mlp.gate_proj", style(Style::column)},
-      {"layers.*.mlp.up_proj", style(Style::column)},
-      {"layers.*.mlp.down_proj", style(Style::row)},
-  };
-  if (sequence)
-    for (const char* norm : {"layers.*.attention_norm", "layers.*.mlp_norm", "norm"})
-      plan.add(norm, Style::sequence);
-  if (shard)
-    plan.add("token_embedding.embedding", style(Style::row));
-  else if (sequence)
-    plan.add("token_embedding.embedding", Style::cut_sequence);
-  if (shard)
-    plan.add("output_head.proj", style(Style::vocabulary));
-  else if (!config.tied)
-    plan.add("output_head.proj", style(Style::column_gathered));
-  else if (sequence)
-    plan.add("output_head.proj",
-             Style::gather_sequence);  // as the embedding, so that both gradients mean one
-  return plan;
-}
 
 namespace {
 
@@ -58,58 +28,6 @@ void freeze(Module& model, const std::vector<std::string>& patterns) {
   for (Parameter* p : parameters)
     p->set_trainable(
         std::ranges::none_of(patterns, [&](const std::string& s) { return matches_part(s, p->path()); }));
-}
-
-// The axes over which key/value heads are split, the first ones of `tensor`: all axes, unless there are fewer
-// heads than ranks. A single head has no segments.
-DeviceMesh axes_of_kv_heads(const DeviceMesh& tensor, std::int64_t kv_heads) {
-  if (kv_heads >= tensor.size()) return tensor;
-  std::vector<std::string> names;
-  std::string all;
-  std::int64_t ranks = 1;
-  for (const DeviceMesh& axis : tensor.each_axis()) {
-    all += fmt::format("{}{}={}", all.empty() ? "" : " x ", axis.name(), axis.size());
-    if (ranks >= kv_heads) continue;
-    names.push_back(axis.name());
-    ranks *= axis.size();
-  }
-  if (ranks != kv_heads)
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format("build_parallel_model: {} kv heads over {}; expected the first axes to have as many "
-                    "ranks: unflatten() it so",
-                    kv_heads, all));
-  return names.empty() ? DeviceMesh() : tensor.root().submesh(names);
-}
-
-// Returns `mesh`, or a mesh of its ranks in which two axes replace the tensor axis: one over kv heads, and
-// one over ranks that share a head.
-DeviceMesh with_axis_of_kv_heads(const DeviceMesh& mesh, const std::string& axis, std::int64_t kv_heads) {
-  const DeviceMesh tensor = mesh[axis];
-  if (kv_heads >= tensor.size() || tensor.each_axis().size() > 1) return mesh;
-  if (tensor.size() % kv_heads != 0)
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format("build_parallel_model: {}={} does not divide into {} kv heads ({} = {} x {} + {}); "
-                    "expected as many ranks for each of them",
-                    axis, tensor.size(), kv_heads, tensor.size(), kv_heads, tensor.size() / kv_heads,
-                    tensor.size() % kv_heads));
-  return mesh.unflatten(axis, {{axis + "_kv", static_cast<int>(kv_heads)}, {axis + "_rep", -1}});
-}
-
-// If ranks share key/value heads, k and v are split over other axes than the rest, and the boundary before
-// them is the boundary of q.
-void split_over(Module& model, const DeviceMesh& tensor, const Plan& plan, std::int64_t kv_heads) {
-  const DeviceMesh of_kv = axes_of_kv_heads(tensor, kv_heads);
-  if (of_kv == tensor) return parallelize(model, tensor, plan);
-  Plan rest, shared;
-  for (const Plan::Entry& entry : plan.entries())
-    if (entry.pattern.ends_with(".k_proj") || entry.pattern.ends_with(".v_proj"))
-      shared.add(entry.pattern, style_named("fed_column"));
-    else
-      rest.add(entry.pattern, entry.style);
-  parallelize(model, tensor, rest);
-  if (of_kv) parallelize(model, of_kv, shared);
 }
 
 void expect_exact(Module& model, const BuildOptions& options, const ParallelModel& built) {
@@ -142,71 +60,147 @@ void expect_exact(Module& model, const BuildOptions& options, const ParallelMode
 Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const {
   Shape global = rows.shape();
   global[0] = global_rows;
-  return as_layout(rows, replicated_layout(mesh, global)->with(data, Shard{0}));
+  const LayoutRef layout = replicated_layout(mesh, global)->with(data, Shard{0});
+  return as_layout(rows, placement ? placement(layout, global) : layout);
 }
 
-// Builds the parts in this order; the comments say why.
+const char* ModelBuilder::name(Step step) noexcept {
+  switch (step) {
+    case Step::model: return "the model";
+    case Step::tensor: return "tensor parallel";
+    case Step::float8: return "float8";
+    case Step::activation_checkpointing: return "activation checkpointing";
+    case Step::data: return "data parallel";
+    case Step::values: return "memory and values";
+  }
+  return "?";
+}
+
+// The reason why a step must come before those behind it.
+const char* ModelBuilder::reason(Step step) noexcept {
+  switch (step) {
+    case Step::model: return "";
+    case Step::tensor: return "layouts must be final before gradients are reduced or divided";
+    case Step::float8: return "the weights of its layers are gathered as codes, and run again as they are";
+    case Step::activation_checkpointing: return "a block runs again inside the gather of its weights";
+    case Step::data: return "a rank must never hold more than its part";
+    case Step::values: return "";
+  }
+  return "?";
+}
+
+void ModelBuilder::begin(Step step) {
+  const auto refuse = [](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, "build_parallel_model: " + text);
+  };
+  if (built_.model == nullptr) refuse(fmt::format("\"{}\" after take()", name(step)));
+  if (step == last_) refuse(fmt::format("\"{}\" was done already", name(step)));
+  if (step < last_)
+    refuse(fmt::format("\"{}\" comes too late, after \"{}\": {}", name(step), name(last_), reason(step)));
+  if (last_ < Step::tensor && step > Step::tensor) replicate(*built_.model, built_.mesh);  // it stays whole
+  last_ = step;
+}
+
+ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compute, BuildOptions options)
+    : recipe_(std::move(recipe)), options_(std::move(options)), compute_(&compute) {
+  given_mesh("build_parallel_model", mesh, "mesh");
+  const auto refuse = [](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, "build_parallel_model: " + text);
+  };
+  if (!recipe_.build) refuse(fmt::format("recipe \"{}\" has no build; expected a function", recipe_.name));
+  if (options_.compile_model) refuse("compile_model is true; weft has no compiler, and its layers need none");
+  if (!recipe_.tokens && !(options_.tensor == TransformerPlanOptions{}))
+    refuse(fmt::format("options.tensor is for models of tokens; recipe \"{}\" has none", recipe_.name));
+  mesh_ = recipe_.divide ? recipe_.divide(mesh, options_.tensor_axis) : mesh;
+  std::vector<std::string> data_axes{options_.data_axis};
+  if (!options_.replicate_axis.empty()) data_axes.insert(data_axes.begin(), options_.replicate_axis);
+  built_.mesh = mesh_.root();
+  built_.data = mesh_.submesh(data_axes);
+  built_.tensor = mesh_[options_.tensor_axis];
+  for (const int axis : built_.data.root_axes())
+    if (std::ranges::count(built_.tensor.root_axes(), axis) > 0)
+      refuse(fmt::format("data_axis \"{}\" and tensor_axis \"{}\" share an axis of {}; expected two apart",
+                         options_.data_axis, options_.tensor_axis, to_string(built_.mesh.shape())));
+  built_.exact = options_.exact;
+  built_.sequence_parallel = options_.tensor.sequence_parallel;
+  built_.tokens = recipe_.tokens;
+  built_.placement = recipe_.place;
+  built_.model = recipe_.build();
+  if (built_.model == nullptr) refuse(fmt::format("recipe \"{}\" built no model", recipe_.name));
+  if (recipe_.loss) built_.loss = recipe_.loss();
+  for (Parameter* p : built_.model->parameters()) p->set_dtype(options_.dtype);
+  freeze(*built_.model, options_.frozen);
+}
+
+void ModelBuilder::tensor_parallel() {
+  begin(Step::tensor);
+  if (recipe_.split)
+    recipe_.split(*built_.model, built_.tensor, options_);
+  else
+    parallelize(*built_.model, built_.tensor);
+  replicate(*built_.model, built_.mesh);
+}
+
+void ModelBuilder::float8() {
+  begin(Step::float8);
+  if (options_.float8) built_.float8 = apply_float8(*built_.model, *options_.float8, options_.float8_options);
+}
+
+void ModelBuilder::activation_checkpointing() {
+  begin(Step::activation_checkpointing);
+  AcPolicy ac = options_.ac;
+  if (ac.mode == AcMode::full && ac.modules.empty()) ac.modules = recipe_.blocks;
+  apply_ac(*built_.model, ac);
+}
+
+void ModelBuilder::data_parallel() {
+  begin(Step::data);
+  if (options_.exact == Exact::yes) expect_exact(*built_.model, options_, built_);
+  if (options_.data == DataForm::ddp) {
+    built_.reducer =
+        std::make_unique<GradientReducer>(built_.model->parameters(), built_.data, options_.reducer);
+    return;
+  }
+  ShardAxes axes(mesh_[options_.data_axis]);
+  if (!options_.replicate_axis.empty()) axes.replicate = mesh_[options_.replicate_axis];
+  FullyShardOptions sharding = options_.sharding;
+  if (sharding.blocks.empty()) sharding.blocks = recipe_.blocks;
+  if (options_.dtype == DType::bf16) sharding.precision.param = DType::bf16;
+  if (built_.float8) sharding.float8 = built_.float8->linears();
+  if (options_.exact == Exact::yes) sharding.precision.cast_inputs = false;  // other forms cast none
+  built_.sharded = fully_shard(*built_.model, axes, sharding);
+}
+
+void ModelBuilder::memory_and_values() {
+  begin(Step::values);
+  materialise(*built_.model, *compute_, options_.weights);
+  initialise(*built_.model, options_.seed);
+}
+
+ParallelModel ModelBuilder::take() {
+  for (const auto& [step, done] :
+       {std::pair{Step::data, built_.reducer || built_.sharded}, {Step::values, last_ == Step::values}})
+    if (!done)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("build_parallel_model: take() without \"{}\"", name(step)));
+  return std::move(built_);
+}
+
+ParallelModel build_parallel_model(const Recipe& recipe, const DeviceMesh& mesh, Compute& compute,
+                                   const BuildOptions& options) {
+  ModelBuilder builder(recipe, mesh, compute, options);
+  builder.tensor_parallel();
+  builder.float8();
+  builder.activation_checkpointing();
+  builder.data_parallel();
+  builder.memory_and_values();
+  return builder.take();
+}
+
 ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options) {
   given_mesh("build_parallel_model", mesh, "mesh");
-  config.check();
-  const DeviceMesh whole = with_axis_of_kv_heads(mesh, options.tensor_axis, config.kv_heads);
-  std::vector<std::string> data_axes{options.data_axis};
-  if (!options.replicate_axis.empty()) data_axes.insert(data_axes.begin(), options.replicate_axis);
-  ParallelModel built;
-  built.mesh = whole.root(), built.data = whole.submesh(data_axes), built.tensor = whole[options.tensor_axis];
-  for (const int axis : built.data.root_axes())
-    if (std::ranges::count(built.tensor.root_axes(), axis) > 0)
-      throw Error(
-          ErrorCode::bad_argument,
-          fmt::format("build_parallel_model: data_axis \"{}\" and tensor_axis \"{}\" share an axis of {}; "
-                      "expected two apart",
-                      options.data_axis, options.tensor_axis, to_string(built.mesh.shape())));
-
-  built.exact = options.exact;
-  built.sequence_parallel = options.tensor.sequence_parallel;
-
-  // 1. The tree with its names and global shapes, without memory.
-  built.model = std::make_unique<Transformer>(config);
-  Transformer& model = *built.model;
-
-  for (Parameter* p : model.parameters()) p->set_dtype(options.dtype);
-  freeze(model, options.frozen);
-
-  // 2. Splits over the tensor axis before there is memory: no rank ever holds more than its part.
-  split_over(model, built.tensor, transformer_plan(config, options.tensor), config.kv_heads);
-  replicate(model, built.mesh);
-
-  // Layers take part in float8 as they are split, and before they are gathered: what is gathered may be
-  // codes.
-  if (options.float8) built.float8 = apply_float8(model, *options.float8, options.float8_options);
-  if (options.exact == Exact::yes) expect_exact(model, options, built);
-
-  AcPolicy ac = options.ac;
-  if (ac.mode == AcMode::full && ac.modules.empty()) ac.modules = {"layers.*"};
-  apply_ac(model, ac);
-
-  // 3. Adds the data axes after all layouts are final, inside the shards of the tensor axis: the reducer must
-  //    be notified of the first final gradient, and a rank that shards must never hold more than its part of
-  //    its part.
-  if (options.data == DataForm::ddp) {
-    built.reducer = std::make_unique<GradientReducer>(model.parameters(), built.data, options.reducer);
-  } else {
-    ShardAxes axes(whole[options.data_axis]);
-    if (!options.replicate_axis.empty()) axes.replicate = whole[options.replicate_axis];
-    FullyShardOptions sharding = options.sharding;
-    if (options.dtype == DType::bf16) sharding.precision.param = DType::bf16;
-    if (built.float8) sharding.float8 = built.float8->linears();
-    if (options.exact == Exact::yes) sharding.precision.cast_inputs = false;  // other forms cast none
-    built.sharded = fully_shard(model, axes, sharding);
-  }
-
-  // 4. Memory for this rank's part of each parameter, then values, which depend on seed, path and global
-  // index
-  //    alone: the same model on every mesh.
-  materialise(model, compute, options.weights);
-  initialise(model, options.seed);
-  return built;
+  return build_parallel_model(transformer_recipe(config), mesh, compute, options);
 }
 
 }  // namespace weft

@@ -16,7 +16,7 @@ Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& 
   Fnv1a hash;
   try {
     if (!own) {
-      check_sizes(kWho, "", model.model->config(), batch);
+      check_sizes(kWho, "", expect_tokens(kWho, model), batch);
       tokens = place_numbers(kWho, "", "tokens", model, compute, batch, batch.tokens, false);
       add_content(hash, batch);
     }

@@ -100,6 +100,7 @@ void expect_one_rate(const DeviceMesh& mesh, double lr, std::int64_t least, std:
 
 Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
     : model_(&model), compute_(&compute), options_(options), loss_(options.label_smoothing) {
+  expect_tokens("trainer", model);
   if (!(options.max_norm >= 0))
     wrong(fmt::format("max_norm is {}; expected 0 (no clipping) or more", options.max_norm));
   if (options.loss_scale) scaler_.emplace(*options.loss_scale);
@@ -113,7 +114,7 @@ std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches)
   for (std::size_t i = 0; i < batches.size(); ++i) {
     const TokenBatch& b = batches[i];
     const std::string which = of_batch(i, batches.size());
-    check_sizes("trainer", which, model_->model->config(), b);
+    check_sizes("trainer", which, *model_->tokens, b);
     all.push_back({place_numbers("trainer", which, "tokens", *model_, *compute_, b, b.tokens, false),
                    place_numbers("trainer", which, "labels", *model_, *compute_, b, b.labels, true)});
   }

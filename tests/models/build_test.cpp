@@ -273,7 +273,7 @@ TEST_P(Build, ReplicasAreEqualAfterTwoHundredSteps) {
       EXPECT_EQ(replicated, all_split ? 3 : 4) << "the norms; and the embedding";
       check_replicas(all, trainer.mesh);
       // The check would fail if a replica had drifted.
-      if (rank.rank == 3) trainer.built.model->norm.weight->write_master().f32()[5] += 1e-6f;
+      if (rank.rank == 3) transformer_of(trainer.built).norm.weight->write_master().f32()[5] += 1e-6f;
       std::string text;
       try {
         check_replicas(all, trainer.built.tensor);
@@ -306,7 +306,7 @@ TEST_P(Build, SharedHeadsAreEqualAfterTwoHundredSteps) {
     check_replicas(all, trainer.built.mesh);
     const DeviceMesh rep = trainer.built.mesh["tp_rep"];
     if (rank.rank == 1)
-      trainer.built.model->block(0).attention.v_proj.weight->write_master().f32()[0] += 1e-6f;
+      transformer_of(trainer.built).block(0).attention.v_proj.weight->write_master().f32()[0] += 1e-6f;
     const Error e = test::error_of([&] { check_replicas(all, rep); });
     EXPECT_TRUE(std::string(e.what()).starts_with(
         rank.rank < 2 ? "check_replicas: \"layers.0.attention.v_proj.weight\"" : "no error"))
@@ -331,7 +331,7 @@ TEST(BuildTraffic, TwoAllReducesAPassPerBlock) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Trainer trainer(rank, {{"dp", 1}, {"tp", 2}}, small(false));
     ProcessGroup& group = trainer.built.tensor.group();
-    const auto blocks = static_cast<int>(trainer.built.model->config().layers);
+    const auto blocks = static_cast<int>(transformer_of(trainer.built).config().layers);
     const Batch b = batch_of(rank.context, trainer.sampler.global_batch(0));
     const Tensor tokens = trainer.built.place(b.tokens, kBatch),
                  labels = trainer.built.place(b.labels, kBatch);
@@ -354,7 +354,7 @@ TEST(BuildTraffic, SequenceParallelGathersAndScattersAndLogitsStayWhereTheyAre) 
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Trainer trainer(rank, {{"dp", 1}, {"tp", 2}}, small(false), DType::f32, kAllSplit);
     ProcessGroup& group = trainer.built.tensor.group();
-    const auto blocks = static_cast<int>(trainer.built.model->config().layers);
+    const auto blocks = static_cast<int>(transformer_of(trainer.built).config().layers);
     const Batch b = batch_of(rank.context, trainer.sampler.global_batch(0));
     const Tensor tokens = trainer.built.place(b.tokens, kBatch),
                  labels = trainer.built.place(b.labels, kBatch);
@@ -437,7 +437,7 @@ TEST(BuildOptions, RanksShareKeyAndValueHeads) {
       const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 4}}, rank);
       const ParallelModel built = build_parallel_model(config, mesh, compute);
       EXPECT_EQ(built.tensor.size(), 4);
-      const Attention& attention = built.model->block(0).attention;
+      const Attention& attention = transformer_of(built).block(0).attention;
       for (const Linear* l : {&attention.k_proj, &attention.v_proj}) {
         const Box part = l->weight->layout()->parts(rank).at(0);
         EXPECT_EQ(part.shape[0], attention.config().head_dim) << "one head";
@@ -450,8 +450,8 @@ TEST(BuildOptions, RanksShareKeyAndValueHeads) {
       const DeviceMesh divided = mesh.unflatten("tp", {{"a", static_cast<int>(heads)}, {"b", -1}});
       const ParallelModel same = build_parallel_model(config, divided, compute);
       EXPECT_EQ(same.mesh, divided);
-      EXPECT_EQ(same.model->block(1).attention.k_proj.weight->layout()->parts(rank),
-                built.model->block(1).attention.k_proj.weight->layout()->parts(rank));
+      EXPECT_EQ(transformer_of(same).block(1).attention.k_proj.weight->layout()->parts(rank),
+                transformer_of(built).block(1).attention.k_proj.weight->layout()->parts(rank));
     }
   }
 }

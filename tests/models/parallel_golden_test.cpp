@@ -34,9 +34,9 @@ struct Parallel {
     rope->cos.assign(cosine.f32().begin(), cosine.f32().end());
     rope->sin.assign(sine.f32().begin(), sine.f32().end());
     rope->positions = cosine.size(0), rope->half = cosine.size(1);
-    built.model->set_rope(rope);
-    hidden_hook = built.model->norm.add_hook(Module::HookPoint::post_forward,
-                                             [this](Module&, Tensors& y, Frame&) { hidden = y[0]; });
+    transformer_of(built).set_rope(rope);
+    hidden_hook = transformer_of(built).norm.add_hook(Module::HookPoint::post_forward,
+                                                      [this](Module&, Tensors& y, Frame&) { hidden = y[0]; });
   }
 
   /// Forward, backward, and every reduction. tokens, labels: (batch, sequence), whole.
@@ -119,7 +119,7 @@ TEST_P(TensorParallel, PlacementsLossLogitsAndGatheredGradients) {
       EXPECT_EQ(p->local_shape(), Shape(std::span<const std::int64_t>(local))) << p->path();
     }
     // The result of each rank of a norm is a contribution if it has a part of the sequence.
-    Parameter& norm = *parallel.built.model->norm.weight;
+    Parameter& norm = *transformer_of(parallel.built).norm.weight;
     std::vector<std::string> placements;
     const int listening =
         norm.listen([&](Parameter& p) { placements.push_back(to_string(p.gradient_layout()->on("tp"))); });
@@ -227,7 +227,7 @@ TEST_P(ParallelTrajectory, Sharded) {
   });
   options.data_axis = "dp_shard";
   options.replicate_axis = "dp_replicate";
-  options.sharding = BuildOptions::by_layers();
+  options.sharding = {};
   for (const DataForm form : {DataForm::fsdp, DataForm::ddp}) {
     options.data = form;
     test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {

@@ -2,13 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "weft/base/exact.hpp"
-#include "weft/models/transformer.hpp"
+#include "weft/models/recipe.hpp"
 #include "weft/tp/plan.hpp"
 #include "weft/train/activation_checkpointing.hpp"
 #include "weft/train/float8.hpp"
@@ -34,6 +35,7 @@ struct TransformerPlanOptions {
   /// Partial on the tensor axis: reduce_gradients() sums them.
   bool sequence_parallel = false;
   VocabSplit vocab = VocabSplit::whole;
+  friend bool operator==(const TransformerPlanOptions&, const TransformerPlanOptions&) = default;
 };
 
 /// Returns the usual plan: q, k, v, gate and up are split by columns, o and down by rows, with one boundary
@@ -68,32 +70,35 @@ struct BuildOptions {
   Float8Options float8_options = {};
   GradientReducerOptions reducer = {};  ///< of DataForm::ddp
   /// Options for DataForm::fsdp; if `dtype` is bf16, precision.param becomes bf16, too. If `float8`
-  /// names a recipe, the weights of float8 layers are gathered as codes.
-  FullyShardOptions sharding = by_layers();
-  /// Which modules run again in backward; mode full without patterns means each block, "layers.*".
+  /// names a recipe, the weights of float8 layers are gathered as codes. Without patterns of blocks, the
+  /// blocks of the Recipe are gathered separately, and all other parameters with the root.
+  FullyShardOptions sharding = {};
+  /// Which modules run again in backward; mode full without patterns means each
+  /// block of the Recipe.
   AcPolicy ac = {};
-  /// How the tensor axis splits the model; see transformer_plan().
+  /// For models of tokens: how the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
   /// Exact mode (docs/exact.md): losses, gradients and parameters have the same bits on every mesh whose
   /// numbers of ranks divide kExactBlocks. build_parallel_model() then also throws the errors of
   /// expect_exact(), and bad_argument for a transport that does not add in canonical order.
   Exact exact = Exact::no;
-
-  /// By default each block of the transformer is gathered separately; all other parameters are gathered with
-  /// the root.
-  static FullyShardOptions by_layers() { return {.blocks = {"layers.*"}}; }
+  /// Refused: weft has no compiler. Configurations of other programs may ask for one.
+  bool compile_model = false;
 };
 
 /// A model over a mesh, ready for its first pass. Destroyed before the mesh.
 struct ParallelModel {
   DeviceMesh mesh, data,
       tensor;  ///< the root mesh; the data axes (replicate_axis first); the tensor axis, or axes
-  std::unique_ptr<Transformer> model;
-  std::unique_ptr<Float8Model> float8;       ///< null: none
-  std::unique_ptr<GradientReducer> reducer;  ///< of DataForm::ddp
-  std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
-  Exact exact = Exact::no;                   ///< of BuildOptions
-  bool sequence_parallel = false;            ///< of BuildOptions::tensor
+  std::unique_ptr<Module> model;
+  std::unique_ptr<Module> loss;      ///< null if the Recipe has none
+  std::optional<TokenSizes> tokens;  ///< of a model of tokens
+  std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> placement;  ///< Recipe::place
+  std::unique_ptr<Float8Model> float8;                                             ///< null: none
+  std::unique_ptr<GradientReducer> reducer;                                        ///< of DataForm::ddp
+  std::unique_ptr<FullySharded> sharded;                                           ///< of DataForm::fsdp
+  Exact exact = Exact::no;                                                         ///< of BuildOptions
+  bool sequence_parallel = false;  ///< of BuildOptions::tensor
 
   /// Use it around all micro-batches except the last: passes then only accumulate. See GradientReducer and
   /// FullySharded.
@@ -102,15 +107,63 @@ struct ParallelModel {
   void finish() { sharded ? sharded->finish() : reducer->finish(); }
 
   std::vector<Parameter*> parameters() const { return model->parameters(); }
-  /// Gives this rank's rows of a batch the layout that layers expect, with the first dimension split over the
-  /// data axis: `rows` is (this rank's rows, …), and the global batch has `global_rows` rows. Throws layout
-  /// if the counts do not fit.
+  /// Gives this rank's rows of a batch the layout that layers expect: that of Recipe::place, or the first
+  /// dimension split over the data axes. `rows` is (this rank's rows, …), and the global batch has
+  /// `global_rows` rows. Throws layout if the counts do not fit.
   Tensor place(const Tensor& rows, std::int64_t global_rows) const;
 };
 
-/// Builds the model in this order: the tensor axis cuts the parameters, then layers become float8 layers,
-/// then activation checkpointing is set, then the data axis divides the resulting parts, then this rank's
-/// part gets memory. A later parallelize() throws an error.
+/// Builds a model in steps, each a call. The first four steps after the constructor may be left out, if the
+/// mesh needs none; each must come before those below it. A step that comes too late, or twice, throws
+/// bad_argument that names both steps: `build_parallel_model: "tensor parallel" comes too late, after "data
+/// parallel": layouts must be final before gradients are reduced or divided`. build_parallel_model() does all
+/// steps in their order; a program that changes the model in between calls them one by one.
+class ModelBuilder {
+ public:
+  /// Makes the tree, without memory, sets dtypes, and freezes. The arguments, and errors, are those of
+  /// build_parallel_model().
+  ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compute, BuildOptions options = {});
+  Module& model() noexcept { return *built_.model; }
+
+  /// Cuts parameters over the tensor axis: no rank ever holds more than its part.
+  void tensor_parallel();
+  /// BuildOptions::float8. Layers take part as they are split, and before they are gathered, since codes may
+  /// be gathered in the place of weights.
+  void float8();
+  /// BuildOptions::ac.
+  void activation_checkpointing();
+  /// Adds the data axes, inside the shards of the tensor axis: the reducer must be notified of the first
+  /// final gradient, and a rank that shards must never hold more than its part of its part.
+  void data_parallel();
+  /// Memory for this rank's part of each parameter, then values, which depend on seed, path and global index
+  /// alone: the same model on every mesh.
+  void memory_and_values();
+  /// The model. Throws bad_argument if one of the last two steps is missing.
+  ParallelModel take();
+
+ private:
+  enum class Step : unsigned char { model, tensor, float8, activation_checkpointing, data, values };
+  static const char* name(Step step) noexcept;
+  static const char* reason(Step step) noexcept;
+  void begin(Step step);
+  Recipe recipe_;
+  BuildOptions options_;
+  Compute* compute_;
+  DeviceMesh mesh_;  // the mesh of the model; its names of axes count
+  ParallelModel built_;
+  Step last_ = Step::model;
+};
+
+/// Builds the model of a recipe: all steps of ModelBuilder in their order.
+///
+/// `mesh` must have the axes; an axis that is not wanted has size 1. The model uses the memory and threads of
+/// `compute`, which must outlive the model. No communication. Throws bad_argument if the model does not fit
+/// the mesh (the text shows the sizes: parallelize), for a recipe without `build`, for options.tensor if the
+/// recipe has no `tokens`, and for options.compile_model.
+ParallelModel build_parallel_model(const Recipe& recipe, const DeviceMesh& mesh, Compute& compute,
+                                   const BuildOptions& options = {});
+
+/// The function above for transformer_recipe(config); also throws the errors of TransformerConfig::check().
 ///
 /// If there are fewer key/value heads than ranks on the tensor axis, weft treats the axis as two: AXIS_kv
 /// with one rank per head, and AXIS_rep, whose ranks share the heads. k_proj and v_proj are split only over
@@ -118,11 +171,10 @@ struct ParallelModel {
 /// ParallelModel::mesh is then another root mesh than `mesh`; in it the name of the tensor axis means both
 /// axes, and the model's inputs lie over that mesh (place() does so). If the tensor axis of `mesh` is already
 /// divided in this way (unflatten), `mesh` is used as it is.
-///
-/// `mesh` must have the axes; an axis that is not wanted has size 1. The model uses the memory and threads of
-/// `compute`, which must outlive the model. No communication. Throws bad_argument if the model does not fit
-/// the mesh; the text shows the sizes (TransformerConfig::check, parallelize).
 ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options = {});
+
+/// The model as a Transformer. Throws bad_argument if it is another.
+Transformer& transformer_of(const ParallelModel& built);
 
 }  // namespace weft

@@ -1,0 +1,61 @@
+// A recipe says how a model is built for a mesh; build_parallel_model() (weft/models/build.hpp) follows it. A
+// value; any thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/mesh/layout.hpp"
+#include "weft/mesh/mesh.hpp"
+#include "weft/models/transformer.hpp"
+#include "weft/models/weather.hpp"
+#include "weft/nn/module.hpp"
+#include "weft/tp/plan.hpp"
+
+namespace weft {
+
+struct BuildOptions;
+
+/// The sizes of a model whose inputs are tokens and whose outputs are logits. TokenBatch, Trainer and
+/// compute_logits() are for such models.
+struct TokenSizes {
+  std::int64_t vocab = 0, max_seq = 0;
+};
+
+/// Everything that build_parallel_model() has to know of a model. Only `name` and `build` are necessary.
+///
+///     Recipe pictures{.name = "classifier", .build = [] { return std::make_unique<Classifier>(); },
+///                     .blocks = {"stages.*"}, .loss = [] { return std::make_unique<CrossEntropy>(); }};
+///     ParallelModel built = build_parallel_model(pictures, mesh, compute, {.data = DataForm::fsdp});
+struct Recipe {
+  std::string name;  ///< for errors
+  /// Makes the tree with its names and global shapes, without memory.
+  std::function<std::unique_ptr<Module>()> build;
+  /// Splits the model over the tensor axis, or axes. Empty: by the own plans of its modules,
+  /// parallelize(model, tensor); a model without any then stays whole.
+  std::function<void(Module& model, const DeviceMesh& tensor, const BuildOptions& options)> split = {};
+  /// The mesh over which the model lies: a mesh of the same ranks in which the tensor axis may be divided.
+  /// Empty: `mesh`.
+  std::function<DeviceMesh(const DeviceMesh& mesh, const std::string& tensor_axis)> divide = {};
+  /// The blocks, as patterns of paths: fully_shard() gathers them one by one, and AcMode::full runs them
+  /// again.
+  std::vector<std::string> blocks = {};
+  /// Makes the loss, ParallelModel::loss. Empty: none.
+  std::function<std::unique_ptr<Module>()> loss = {};
+  /// The layout of an input or a target whose global shape is `global`: `rows` has the first dimension split
+  /// over the data axes. Empty: `rows`.
+  std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> place = {};
+  std::optional<TokenSizes> tokens = {};  ///< of a model of tokens
+};
+
+/// The transformer: split by transformer_plan(), blocks "layers.*", CrossEntropy. `config` is checked.
+Recipe transformer_recipe(const TransformerConfig& config);
+/// The stage of a weather model: split by its own plans, blocks "layers.*", MeanSquaredError. Inputs and
+/// targets are maps (batch, dim, height, width). `config` is checked.
+Recipe weather_recipe(const WeatherStageConfig& config);
+
+}  // namespace weft

@@ -1,0 +1,137 @@
+// The recipes of the models of this library.
+#include "weft/models/recipe.hpp"
+
+#include <fmt/format.h>
+
+#include <memory>
+#include <utility>
+
+#include "weft/base/error.hpp"
+#include "weft/models/build.hpp"
+#include "weft/nn/loss.hpp"
+#include "weft/tp/own_plan.hpp"
+
+namespace weft {
+
+Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options) {
+  const bool sequence = options.sequence_parallel, shard = options.vocab == VocabSplit::shard;
+  const auto style = [&](const Style& whole) { return sequence ? whole.on_sequence() : whole; };
+  Plan plan = {
+      {"layers.*.attention", style(Style::enter)},
+      {"layers.*.attention.q_proj", style(Style::column)},
+      {"layers.*.attention.k_proj", style(Style::column)},
+      {"layers.*.attention.v_proj", style(Style::column)},
+      {"layers.*.attention.o_proj", style(Style::row)},
+      {"layers.*.mlp", style(Style::enter)},
+      {"layers.*.mlp.gate_proj", style(Style::column)},
+      {"layers.*.mlp.up_proj", style(Style::column)},
+      {"layers.*.mlp.down_proj", style(Style::row)},
+  };
+  if (sequence)
+    for (const char* norm : {"layers.*.attention_norm", "layers.*.mlp_norm", "norm"})
+      plan.add(norm, Style::sequence);
+  if (shard)
+    plan.add("token_embedding.embedding", style(Style::row));
+  else if (sequence)
+    plan.add("token_embedding.embedding", Style::cut_sequence);
+  if (shard)
+    plan.add("output_head.proj", style(Style::vocabulary));
+  else if (!config.tied)
+    plan.add("output_head.proj", style(Style::column_gathered));
+  else if (sequence)
+    plan.add("output_head.proj",
+             Style::gather_sequence);  // as the embedding, so that both gradients mean one
+  return plan;
+}
+
+namespace {
+
+// The axes over which key/value heads are split, the first ones of `tensor`: all axes, unless there are fewer
+// heads than ranks. A single head has no segments.
+DeviceMesh axes_of_kv_heads(const DeviceMesh& tensor, std::int64_t kv_heads) {
+  if (kv_heads >= tensor.size()) return tensor;
+  std::vector<std::string> names;
+  std::string all;
+  std::int64_t ranks = 1;
+  for (const DeviceMesh& axis : tensor.each_axis()) {
+    all += fmt::format("{}{}={}", all.empty() ? "" : " x ", axis.name(), axis.size());
+    if (ranks >= kv_heads) continue;
+    names.push_back(axis.name());
+    ranks *= axis.size();
+  }
+  if (ranks != kv_heads)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("build_parallel_model: {} kv heads over {}; expected the first axes to have as many "
+                    "ranks: unflatten() it so",
+                    kv_heads, all));
+  return names.empty() ? DeviceMesh() : tensor.root().submesh(names);
+}
+
+// Returns `mesh`, or a mesh of its ranks in which two axes replace the tensor axis: one over kv heads, and
+// one over ranks that share a head.
+DeviceMesh with_axis_of_kv_heads(const DeviceMesh& mesh, const std::string& axis, std::int64_t kv_heads) {
+  const DeviceMesh tensor = mesh[axis];
+  if (kv_heads >= tensor.size() || tensor.each_axis().size() > 1) return mesh;
+  if (tensor.size() % kv_heads != 0)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("build_parallel_model: {}={} does not divide into {} kv heads ({} = {} x {} + {}); "
+                    "expected as many ranks for each of them",
+                    axis, tensor.size(), kv_heads, tensor.size(), kv_heads, tensor.size() / kv_heads,
+                    tensor.size() % kv_heads));
+  return mesh.unflatten(axis, {{axis + "_kv", static_cast<int>(kv_heads)}, {axis + "_rep", -1}});
+}
+
+// If ranks share key/value heads, k and v are split over other axes than the rest, and the boundary before
+// them is the boundary of q.
+void split_over(Module& model, const DeviceMesh& tensor, const Plan& plan, std::int64_t kv_heads) {
+  const DeviceMesh of_kv = axes_of_kv_heads(tensor, kv_heads);
+  if (of_kv == tensor) return parallelize(model, tensor, plan);
+  Plan rest, shared;
+  for (const Plan::Entry& entry : plan.entries())
+    if (entry.pattern.ends_with(".k_proj") || entry.pattern.ends_with(".v_proj"))
+      shared.add(entry.pattern, style_named("fed_column"));
+    else
+      rest.add(entry.pattern, entry.style);
+  parallelize(model, tensor, rest);
+  if (of_kv) parallelize(model, of_kv, shared);
+}
+
+}  // namespace
+
+Recipe transformer_recipe(const TransformerConfig& config) {
+  config.check();
+  Recipe recipe;
+  recipe.name = "transformer";
+  recipe.build = [config] { return std::make_unique<Transformer>(config); };
+  recipe.divide = [config](const DeviceMesh& mesh, const std::string& tensor_axis) {
+    return with_axis_of_kv_heads(mesh, tensor_axis, config.kv_heads);
+  };
+  recipe.split = [config](Module& model, const DeviceMesh& tensor, const BuildOptions& options) {
+    split_over(model, tensor, transformer_plan(config, options.tensor), config.kv_heads);
+  };
+  recipe.blocks = {"layers.*"};
+  recipe.loss = [] { return std::make_unique<CrossEntropy>(); };
+  recipe.tokens = TokenSizes{config.vocab, config.max_seq};
+  return recipe;
+}
+
+Recipe weather_recipe(const WeatherStageConfig& config) {
+  config.check();
+  Recipe recipe;
+  recipe.name = "weather stage";
+  recipe.build = [config] { return std::make_unique<WeatherStage>(config); };
+  recipe.blocks = {"layers.*"};
+  recipe.loss = [] { return std::make_unique<MeanSquaredError>(); };
+  return recipe;
+}
+
+Transformer& transformer_of(const ParallelModel& built) {
+  auto* const transformer = dynamic_cast<Transformer*>(built.model.get());
+  if (transformer == nullptr)
+    throw Error(ErrorCode::bad_argument, "transformer_of: the model is no Transformer");
+  return *transformer;
+}
+
+}  // namespace weft
