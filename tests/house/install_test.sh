@@ -243,6 +243,12 @@ if [ -n "$(find "$prefix" -name libweft_train.so)" ]; then
   cmake --build "$work/examples" --target mlp_in_c >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
   timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/mlp_in_c" || fail "examples/c/mlp"
   echo "a layer from outside: ok"
+  cmake --build "$work/examples" --target pictures >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+  (cd "$work" && timeout 60 "$prefix/bin/weft" run -n 4 -- examples/pictures begin &&
+    timeout 60 "$prefix/bin/weft" run -n 3 -- examples/pictures resume) >"$work/user.log" 2>&1 ||
+    { cat "$work/user.log"; fail "examples/pictures"; }
+  grep -q 'step 40: loss 0.017$' "$work/user.log" || { cat "$work/user.log"; fail "examples/pictures"; }
+  echo "a model from outside: ok"
   # The same object and libweft_train.a, by CMake and by pkg-config.
   if [ -n "$(find "$prefix" -name libweft_train.a)" ]; then
     refused_package C train_static 'enable CXX, as in project(name C CXX)'
