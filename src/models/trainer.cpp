@@ -126,13 +126,13 @@ std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches)
 // alone. They check that tensor ranks have equal batches, and that all ranks have equal learning rates, if
 // there is one, equal options, and took equally many steps.
 std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<double> lr,
-                            std::vector<Placed>& to) const {
+                            std::vector<Placed>& to, bool averages) const {
   const DeviceMesh &data = model_->data, &tensor = model_->tensor;
   std::optional<Error> own;
   std::int64_t fault = kNone, valid = 0;
   Fnv1a hash;
   try {
-    if ((own = out_of_place(ema_.get(), *optimizer_))) {
+    if (!averages && (own = out_of_place(ema_.get(), *optimizer_))) {
       fault = kAverages;
     } else if (lr && !possible(*lr)) {
       fault = kRate;
@@ -330,6 +330,23 @@ Trainer::Result Trainer::backward(std::span<const TokenBatch> batches) {
 std::vector<Gradient> Trainer::gradients() const {
   if (!pending_) wrong("there are no gradients; expected backward() first");
   return gradients_of(optimizer_->parameters(), "trainer");
+}
+
+Trainer::Evaluation Trainer::evaluate(std::span<const TokenBatch> batches) {
+  std::vector<Placed> all;
+  Evaluation result{.tokens = agree(batches, std::nullopt, all, true)};
+  const Tensor global =
+      to_device(compute_->context(), scalar(model_->mesh, result.tokens), compute_->stream());
+  CrossEntropy loss;
+  for (const Placed& batch : all) {
+    Frame frame = Frame::inference(*compute_);
+    frame.begin({.training = false, .exact = model_->exact});
+    const Tensors logits = model_->model->forward({batch.tokens}, frame);
+    const Tensor part = loss.forward({logits[0], batch.labels, global}, frame)[0];
+    result.loss += to_host(compute_->context(), full(part)).as<double>()[0];
+  }
+  result.perplexity = std::exp(result.loss);
+  return result;
 }
 
 Trainer::Result Trainer::update(double lr) {

@@ -102,6 +102,49 @@ TEST(Trainer, AStepIsItsParts) {
     });
 }
 
+// Held-out batches: the mean over all tokens of all ranks, without smoothing; the training goes on as
+// without.
+TEST(Trainer, EvaluatesHeldOutBatches) {
+  std::optional<double> first_loss;
+  for (const MeshShape& shape : kMeshes)
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      Built one(rank, shape), two(rank, shape);
+      const Trainer::Options options{.label_smoothing = 0.1, .ema = Ema::Options{.decay = 0.5}};
+      Trainer trainer(one.model, one.compute, options), plain(two.model, two.compute, options);
+      Built three(rank, shape);
+      Trainer hard(three.model, three.compute, {});
+      const Rows held(9, one.first(), one.rows());
+      const TokenBatch batches[] = {held.batch, held.batch};
+      for (int step = 0; step < kSteps; ++step) {
+        const Rows rows(step, one.first(), one.rows());
+        trainer.backward({&rows.batch, 1});
+        const Trainer::Evaluation found = trainer.evaluate(batches);
+        EXPECT_EQ(found.tokens, std::int64_t{2 * (kRows * kSequence - 6)}) << "of both batches and all ranks";
+        EXPECT_EQ(found.perplexity, std::exp(found.loss));
+        if (step == 0) {
+          EXPECT_NEAR(found.loss, hard.backward(batches).loss, 1e-12) << "the loss of a pass, not smoothed";
+          hard.discard();
+          if (rank.rank == 0) {
+            EXPECT_NEAR(found.loss, first_loss.value_or(found.loss), 1e-5) << "on any mesh";
+            first_loss = found.loss;
+          }
+        }
+        const Trainer::Result with = trainer.update(0.01), without = plain.step({&rows.batch, 1}, 0.01);
+        EXPECT_EQ(with.loss, without.loss);
+        EXPECT_EQ(with.grad_norm, without.grad_norm);
+      }
+      const double masters = trainer.evaluate(batches).loss;
+      const Ema::Swapped averages(*trainer.ema());
+      EXPECT_NE(trainer.evaluate(batches).loss, masters);
+    });
+  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
+    Built built(rank, {{"dp", 1}, {"tp", 1}});
+    Trainer trainer(built.model, built.compute, {});
+    EXPECT_STREQ(error_of([&] { trainer.evaluate({}); }).what(),
+                 "trainer: no batch is given; expected 1 or more");
+  });
+}
+
 TEST(Trainer, MicroBatchesAddUp) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     const MeshShape shape{{"dp", 2}, {"tp", 1}};

@@ -114,6 +114,17 @@ class Trainer {
   /// are none. No communication, but either all ranks must call it or none.
   void discard() noexcept;
 
+  struct Evaluation {
+    std::int64_t tokens = 0;  ///< the number of tokens with a label, over all ranks
+    double loss = 0;          ///< the mean cross-entropy of these tokens, in nats, without label smoothing
+    double perplexity = 0;    ///< e^loss
+  };
+  /// The loss of held-out batches: forward passes that keep nothing and draw no random numbers, one batch
+  /// after the other. Nothing of the training changes: weights, steps, and the gradients of a backward().
+  /// With the averages in the place of the masters (Ema::Swapped) it evaluates the averages. Collective over
+  /// the mesh. Throws the errors of step() that concern batches.
+  Evaluation evaluate(std::span<const TokenBatch> batches);
+
   /// The averages; null if Options::ema is not set. To evaluate or export with the averages: `const
   /// Ema::Swapped averages(*trainer.ema())`. A step while averages are swapped in throws bad_argument on all
   /// ranks.
@@ -154,7 +165,7 @@ class Trainer {
   };
   std::vector<Placed> place(std::span<const TokenBatch> batches) const;
   std::int64_t agree(std::span<const TokenBatch> batches, std::optional<double> lr,
-                     std::vector<Placed>& placed) const;
+                     std::vector<Placed>& placed, bool averages = false) const;
   void agree_on_rate(double lr) const;
   Result backward(std::span<const TokenBatch> batches, std::optional<double> lr);
   double passes(const std::vector<Placed>& placed, std::int64_t valid);
