@@ -58,6 +58,7 @@ TWINS = {
     "weft_row_conv2d_backward": "row_conv2d_backward",
     "weft_vocab_embedding_forward": "vocab_parallel_embedding_forward",
     "weft_vocab_cross_entropy": "vocab_parallel_cross_entropy",
+    "weft_vocab_linear_cross_entropy": "vocab_parallel_linear_cross_entropy",
     "weft_loss_scaler_unscale": "LossScaler::unscale",
     "weft_model_logits": "compute_logits",
     "weft_model_save": "save_checkpoint",

@@ -2,6 +2,8 @@
 // weft/tp/vocab.hpp.
 #include "weft/tp/vocab.hpp"
 
+#include <cstddef>
+
 #include "capi_train/matrices.hpp"
 
 namespace capi = weft::capi;
@@ -9,7 +11,15 @@ namespace capi = weft::capi;
 namespace {
 
 constexpr std::size_t kVocabLossOptionsFirstBytes = 40;
-static_assert(sizeof(weft_vocab_loss_options) == kVocabLossOptionsFirstBytes);
+static_assert(offsetof(weft_vocab_loss_options, z_loss) == kVocabLossOptionsFirstBytes);
+static_assert(sizeof(weft_vocab_loss_options) == 48);
+
+weft::VocabLossOptions loss_options(const char* function, const weft_vocab_loss_options* options) {
+  const weft_vocab_loss_options o =
+      capi::read(function, options, weft_vocab_loss_options WEFT_VOCAB_LOSS_OPTIONS_INIT,
+                 kVocabLossOptionsFirstBytes, "WEFT_VOCAB_LOSS_OPTIONS_INIT");
+  return {o.vocab, o.valid, o.label_smoothing, o.scale, o.z_loss};
+}
 
 }  // namespace
 
@@ -46,11 +56,25 @@ weft_status weft_vocab_cross_entropy(weft_compute* compute, weft_group* group, c
                            of_labels = capi::vector(function, labels, "labels"),
                            of_dlogits = capi::matrix_or_none(function, dlogits, "dlogits");
     double& to = capi::given(function, loss, "loss");
-    const weft_vocab_loss_options o =
-        capi::read(function, options, weft_vocab_loss_options WEFT_VOCAB_LOSS_OPTIONS_INIT,
-                   kVocabLossOptionsFirstBytes, "WEFT_VOCAB_LOSS_OPTIONS_INIT");
-    const weft::VocabLossOptions with_options{o.vocab, o.valid, o.label_smoothing, o.scale};
     to = weft::vocab_parallel_cross_entropy(with, capi::axes_of(function, with, group), of_logits, of_labels,
-                                            with_options, of_dlogits);
+                                            loss_options(function, options), of_dlogits);
+  });
+}
+
+weft_status weft_vocab_linear_cross_entropy(weft_compute* compute, weft_group* group, const weft_matrix* x,
+                                            const weft_matrix* w, const weft_buffer* labels,
+                                            const weft_vocab_loss_options* options, int64_t chunk,
+                                            const weft_matrix* dx, const weft_matrix* dw, bool accumulate,
+                                            double* loss, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft::Compute& with = capi::compute_of(function, compute);
+    const weft::TensorView of_x = capi::matrix(function, x, "x"), of_w = capi::matrix(function, w, "w"),
+                           of_labels = capi::vector(function, labels, "labels");
+    const weft::LinearLossGradients gradients{capi::matrix_or_none(function, dx, "dx"),
+                                              capi::matrix_or_none(function, dw, "dw"), accumulate};
+    double& to = capi::given(function, loss, "loss");
+    to = weft::vocab_parallel_linear_cross_entropy(with, capi::axes_of(function, with, group), of_x, of_w,
+                                                   of_labels, loss_options(function, options), gradients,
+                                                   chunk);
   });
 }

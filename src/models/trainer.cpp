@@ -80,6 +80,7 @@ std::vector<Setting> settings_of(const Trainer::Options& o, std::uint64_t optimi
                                          static_cast<double>(scale->interval), scale->least})
                                    : 0},
       {"options.label_smoothing", of({o.label_smoothing})},
+      {"options.z_loss", of({o.z_loss})},
       {"options.ema", o.ema ? of({o.ema->decay, static_cast<double>(o.ema->warm_up)}) : 0},
       {"steps()", steps},
       {"what the parameters were initialised with (the seed)", static_cast<std::int64_t>(first_values >> 2),
@@ -99,7 +100,7 @@ void expect_one_rate(const DeviceMesh& mesh, double lr, std::int64_t least, std:
 }  // namespace
 
 Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
-    : model_(&model), compute_(&compute), options_(options), loss_(options.label_smoothing) {
+    : model_(&model), compute_(&compute), options_(options), loss_(options.label_smoothing, options.z_loss) {
   expect_tokens("trainer", model);
   if (!(options.max_norm >= 0))
     wrong(fmt::format("max_norm is {}; expected 0 (no clipping) or more", options.max_norm));

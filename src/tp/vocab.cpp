@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <optional>
@@ -16,6 +17,7 @@
 #include "weft/host/copy.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/loss.hpp"
+#include "weft/tp/linear.hpp"
 
 namespace weft {
 namespace {
@@ -42,10 +44,10 @@ void check_numbers(const Checker& c, const char* what, const ConstTensorView& v)
 
 // Checks the embedding that the table (w or dw) and the tokens form, whose rows, (…, dim), are written or
 // read.
-void check_embedding(const Checker& c, const VocabPart& vocab, const ConstTensorView& tokens,
-                     const char* table_name, const ConstTensorView& table, const char* rows_name,
-                     const ConstTensorView& rows) {
-  check_numbers(c, "tokens", tokens);
+void check_embedding(const Checker& c, const VocabPart& vocab, const char* tokens_name,
+                     const ConstTensorView& tokens, const char* table_name, const ConstTensorView& table,
+                     const char* rows_name, const ConstTensorView& rows) {
+  check_numbers(c, tokens_name, tokens);
   c.check_floats(table_name, table);
   if (table.shape.rank() != 2)
     c.wrong(table_name, fmt::format("is {}; expected (part, dim)", to_string(table.shape)));
@@ -57,7 +59,8 @@ void check_embedding(const Checker& c, const VocabPart& vocab, const ConstTensor
   Shape shape = tokens.shape;
   shape.push_back(table.shape[1]);
   c.expect(rows_name, rows.shape, shape,
-           fmt::format("tokens {} and {} {}", to_string(tokens.shape), table_name, to_string(table.shape)));
+           fmt::format("{} {} and {} {}", tokens_name, to_string(tokens.shape), table_name,
+                       to_string(table.shape)));
 }
 
 // The arguments that must be equal on all ranks: if they differ, each rank would go on with other numbers,
@@ -103,7 +106,7 @@ void vocab_parallel_embedding_forward(Compute& compute, const DeviceMesh& axes, 
   // wait for this rank.
   const std::optional<Error> fault = fault_of([&] {
     const VocabPart part = checked_part(c, axes, vocab);
-    check_embedding(c, part, tokens, "w", w, "y", y);
+    check_embedding(c, part, "tokens", tokens, "w", w, "y", y);
     c.expect_apart("y", y, {{"tokens", tokens}, {"w", w}});
     const Output out(compute, y);
     const auto look_up = [&](const auto* table) {
@@ -129,7 +132,7 @@ void vocab_parallel_embedding_backward(Compute& compute, const DeviceMesh& axes,
                                        const TensorView& dw, bool accumulate) {
   const Checker c{"vocab_parallel_embedding_backward", compute.device()};
   const VocabPart part = checked_part(c, axes, vocab);
-  check_embedding(c, part, tokens, "dw", dw, "dy", dy);
+  check_embedding(c, part, "tokens", tokens, "dw", dw, "dy", dy);
   c.expect_apart("dw", dw, {{"tokens", tokens}, {"dy", dy}});
   kernels::KernelContext& ctx = kernels_of(compute);
   const Output out(compute, dw);
@@ -144,6 +147,18 @@ void vocab_parallel_embedding_backward(Compute& compute, const DeviceMesh& axes,
 }
 
 namespace {
+
+void check_options(const Checker& c, const VocabLossOptions& options) {
+  if (options.valid <= 0)
+    c.wrong("valid", fmt::format("is {}; expected the number of valid labels of the whole batch, more than 0",
+                                 options.valid));
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1))
+    c.wrong("label_smoothing", fmt::format("is {}; expected 0 to 1", options.label_smoothing));
+  if (!(options.z_loss >= 0 && std::isfinite(options.z_loss)))
+    c.wrong("z_loss", fmt::format("is {}; expected a finite number of 0 or more", options.z_loss));
+  if (!std::isfinite(options.scale))
+    c.wrong("scale", fmt::format("is {}; expected a finite number", options.scale));
+}
 
 void check_loss(const Checker& c, const VocabPart& part, const ConstTensorView& logits,
                 const ConstTensorView& labels, const VocabLossOptions& options, const TensorView& dlogits) {
@@ -162,13 +177,71 @@ void check_loss(const Checker& c, const VocabPart& part, const ConstTensorView& 
     if (dlogits.data != logits.data || dlogits.dtype != logits.dtype)
       c.expect_apart("dlogits", dlogits, {{"logits", logits}});
   }
-  if (options.valid <= 0)
-    c.wrong("valid", fmt::format("is {}; expected the number of valid labels of the whole batch, more than 0",
-                                 options.valid));
-  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1))
-    c.wrong("label_smoothing", fmt::format("is {}; expected 0 to 1", options.label_smoothing));
-  if (!std::isfinite(options.scale))
-    c.wrong("scale", fmt::format("is {}; expected a finite number", options.scale));
+  check_options(c, options);
+}
+
+// The arguments of a loss that must be equal on all ranks.
+std::vector<AgreedValue> loss_entries(const VocabLossOptions& o, const ConstTensorView& labels) {
+  const auto real = [](const char* what, double value) {
+    return AgreedValue{std::bit_cast<std::uint64_t>(value + 0.0), fmt::format("{} {}", what, value)};
+  };
+  return {vocab_entry(o.vocab),
+          {static_cast<std::uint64_t>(o.valid), fmt::format("valid {}", o.valid)},
+          real("label_smoothing", o.label_smoothing),
+          real("scale", o.scale),
+          tokens_entry("labels", labels),
+          real("z_loss", o.z_loss)};
+}
+
+// The loss of some tokens of a call: the kernels, with the numbers that all tokens of the call share.
+struct TokenLoss {
+  Compute& compute;
+  const DeviceMesh& axes;
+  const VocabLossOptions& options;
+  VocabPart part;
+  Tensor valid;  // one i64
+
+  // The memory of the terms of `tokens` tokens: (ranks, tokens, kLossTerms).
+  Tensor make_terms(std::int64_t tokens) const {
+    return compute.make({axes.size(), tokens, kernels::kLossTerms}, DType::f64,
+                        axes.size() > 1 ? Memory::shared : Memory::local);
+  }
+  // This rank's part of the terms, where the all-gather expects it.
+  Tensor own_of(const Tensor& terms) const {
+    const std::int64_t tokens = terms.size(1);
+    return terms.slice_flat(axes.rank() * tokens * kernels::kLossTerms, {tokens, kernels::kLossTerms});
+  }
+  void write_own(const float* logits, const std::int64_t* targets, const Tensor& terms) const {
+    kernels::cross_entropy_terms(kernels_of(compute), logits, targets, own_of(terms).data_ptr<double>(),
+                                 terms.size(1), part, valid.data_ptr<std::int64_t>(),
+                                 options.label_smoothing);
+  }
+  // Gathers the terms of all ranks and writes one f64, the loss. Returns the softmax's terms.
+  Tensor sum(const Tensor& terms, const std::int64_t* targets, double* loss) const {
+    const std::int64_t tokens = terms.size(1);
+    if (ProcessGroup* const group = group_of(axes))
+      group->all_gather(own_of(terms).view(), terms.view(), {.stream = compute.stream()}).wait();
+    Tensor softmax = compute.make({tokens, kernels::kSoftmaxTerms}, DType::f64);
+    kernels::cross_entropy_sum(kernels_of(compute), terms.data_ptr<double>(), axes.size(), targets,
+                               softmax.data_ptr<double>(), loss, tokens, part.whole,
+                               valid.data_ptr<std::int64_t>(), options.label_smoothing, options.z_loss);
+    return softmax;
+  }
+  // dlogits may be logits.
+  void gradient(const float* logits, const std::int64_t* targets, const Tensor& softmax,
+                float* dlogits) const {
+    const std::int64_t tokens = softmax.size(0);
+    kernels::KernelContext& ctx = kernels_of(compute);
+    kernels::cross_entropy_backward(ctx, logits, targets, softmax.data_ptr<double>(), nullptr, dlogits,
+                                    tokens, part, valid.data_ptr<std::int64_t>(), options.label_smoothing,
+                                    options.z_loss);
+    if (options.scale != 1)
+      kernels::scale(ctx, dlogits, static_cast<float>(options.scale), tokens * part.count);
+  }
+};
+
+Tensor count_on_device(Compute& compute, std::int64_t count) {
+  return to_device(compute.context(), scalar(compute.context(), count), compute.stream());
 }
 
 }  // namespace
@@ -178,54 +251,142 @@ double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, co
                                     const TensorView& dlogits) {
   const Checker c{"vocab_parallel_cross_entropy", compute.device()};
   given_mesh(c.function, axes);
-  kernels::KernelContext& ctx = kernels_of(compute);
-  Context& context = compute.context();
-  const double smoothing = options.label_smoothing;
-
-  VocabPart part{0};
-  Tensor valid, terms,
-      own;  // terms: (ranks, tokens, kLossTerms); each writes its own, in place of the all-gather
+  const auto* const targets = as<std::int64_t>(labels);
+  TokenLoss loss{compute, axes, options, VocabPart{0}, {}};
+  Tensor terms;
   std::optional<Input> from;
   // All steps of this rank that need no other rank. A fault here is reported to the other ranks, because they
   // would wait for this rank.
   const std::optional<Error> fault = fault_of([&] {
-    part = checked_part(c, axes, options.vocab);
-    check_loss(c, part, logits, labels, options, dlogits);
-    valid = to_device(context, scalar(context, options.valid), compute.stream());
+    loss.part = checked_part(c, axes, options.vocab);
+    check_loss(c, loss.part, logits, labels, options, dlogits);
+    loss.valid = count_on_device(compute, options.valid);
     from.emplace(compute, logits);
-    terms = compute.make({axes.size(), labels.count(), kernels::kLossTerms}, DType::f64,
-                         axes.size() > 1 ? Memory::shared : Memory::local);
-    own = terms.slice_flat(axes.rank() * labels.count() * kernels::kLossTerms,
-                           {labels.count(), kernels::kLossTerms});
-    kernels::cross_entropy_terms(ctx, from->data(), as<std::int64_t>(labels), own.data_ptr<double>(),
-                                 labels.count(), part, valid.data_ptr<std::int64_t>(), smoothing);
+    terms = loss.make_terms(labels.count());
+    loss.write_own(from->data(), targets, terms);
   });
   if (fault) throw_told(c.function, axes, *fault);
-  if (ProcessGroup* const group = group_of(axes)) {
-    expect_alike(c, axes,
-                 {vocab_entry(options.vocab),
-                  {static_cast<std::uint64_t>(options.valid), fmt::format("valid {}", options.valid)},
-                  {std::bit_cast<std::uint64_t>(smoothing), fmt::format("label_smoothing {}", smoothing)},
-                  {std::bit_cast<std::uint64_t>(options.scale), fmt::format("scale {}", options.scale)},
-                  tokens_entry("labels", labels)});
-    group->all_gather(own.view(), terms.view(), {.stream = compute.stream()}).wait();
-  }
-  const std::int64_t tokens = labels.count();
-  const auto* const targets = as<std::int64_t>(labels);
-  const Tensor softmax = compute.make({tokens, kernels::kSoftmaxTerms}, DType::f64),
-               loss = compute.make({1}, DType::f64);
-  kernels::cross_entropy_sum(ctx, terms.data_ptr<double>(), axes.size(), targets, softmax.data_ptr<double>(),
-                             loss.data_ptr<double>(), tokens, part.whole, valid.data_ptr<std::int64_t>(),
-                             smoothing);
+  if (group_of(axes) != nullptr) expect_alike(c, axes, loss_entries(options, labels));
+  const Tensor sum = compute.make({1}, DType::f64),
+               softmax = loss.sum(terms, targets, sum.data_ptr<double>());
   if (given(dlogits)) {
     const Output out(compute, dlogits);
-    kernels::cross_entropy_backward(ctx, from->data(), targets, softmax.data_ptr<double>(), nullptr,
-                                    out.data(), tokens, part, valid.data_ptr<std::int64_t>(), smoothing);
-    if (options.scale != 1)
-      kernels::scale(ctx, out.data(), static_cast<float>(options.scale), dlogits.count());
+    loss.gradient(from->data(), targets, softmax, out.data());
     out.round();
   }
-  return to_host(context, loss).as<double>()[0];
+  return to_host(compute.context(), sum).as<double>()[0];
+}
+
+namespace {
+
+// Rows [first, first + count) of a view, with all dimensions but the last taken as rows.
+template <class View>
+View rows_of(const View& v, std::int64_t first, std::int64_t count) {
+  const std::int64_t width = v.shape.back();
+  View rows = v;
+  if (v.data != nullptr) rows.data += first * width * size_bytes(v.dtype);
+  rows.shape = {count, width};
+  rows.strides = row_major(rows.shape);
+  return rows;
+}
+
+void check_linear_loss(const Checker& c, const VocabPart& part, const ConstTensorView& x,
+                       const ConstTensorView& w, const ConstTensorView& labels,
+                       const VocabLossOptions& options, const LinearLossGradients& g, std::int64_t chunk) {
+  check_embedding(c, part, "labels", labels, "w", w, "x", x);
+  if (w.dtype != x.dtype) c.wrong("w", fmt::format("is {}; expected {}, as x", name(w.dtype), name(x.dtype)));
+  const auto check_gradient = [&](const char* what, const TensorView& v, const char* of_name,
+                                  const ConstTensorView& of) {
+    if (!given(v)) return;
+    if (v.dtype != DType::f32 && v.dtype != x.dtype)
+      c.wrong(what, fmt::format("is {}; expected f32{}", name(v.dtype),
+                                x.dtype == DType::f32 ? "" : fmt::format(", or {} as x", name(x.dtype))));
+    c.check(what, v);
+    c.expect(what, v.shape, of.shape, fmt::format("{} {}", of_name, to_string(of.shape)));
+    c.expect_apart(what, v, {{"x", x}, {"w", w}, {"labels", labels}});
+  };
+  check_gradient("dx", g.dx, "x", x);
+  check_gradient("dw", g.dw, "w", w);
+  c.expect_apart("dx", g.dx, {{"dw", g.dw}});
+  check_options(c, options);
+  if (chunk < 1) c.wrong("chunk", fmt::format("is {}; expected 1 token or more", chunk));
+}
+
+}  // namespace
+
+double vocab_parallel_linear_cross_entropy(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
+                                           const ConstTensorView& w, const ConstTensorView& labels,
+                                           const VocabLossOptions& options, const LinearLossGradients& g,
+                                           std::int64_t chunk) {
+  const Checker c{"vocab_parallel_linear_cross_entropy", compute.device()};
+  given_mesh(c.function, axes);
+  kernels::KernelContext& ctx = kernels_of(compute);
+  const std::int64_t tokens = labels.count(), most = std::min(chunk, tokens);
+  const auto* const targets = as<std::int64_t>(labels);
+  const bool backward = given(g.dx) || given(g.dw);
+  TokenLoss loss{compute, axes, options, VocabPart{0}, {}};
+  Tensor all_terms, all_logits, rounded, losses;  // of one chunk; losses: one f64 for each chunk
+  std::optional<Output> dw;
+  const std::optional<Error> fault = fault_of([&] {
+    loss.part = checked_part(c, axes, options.vocab);
+    check_linear_loss(c, loss.part, x, w, labels, options, g, chunk);
+    loss.valid = count_on_device(compute, options.valid);
+    const Tensor checked = compute.make({tokens, kernels::kLossTerms}, DType::f64);
+    // The kernel checks all labels; without entries it does nothing else.
+    kernels::cross_entropy_terms(ctx, nullptr, targets, checked.data_ptr<double>(), tokens,
+                                 {loss.part.first, 0, loss.part.whole}, loss.valid.data_ptr<std::int64_t>(),
+                                 0);
+    all_terms = loss.make_terms(most);
+    all_logits = compute.make({most, loss.part.count});
+    if (backward && x.dtype == DType::bf16) rounded = compute.make({most, loss.part.count}, DType::bf16);
+    losses = compute.make({chunk < 1 ? 0 : (tokens + chunk - 1) / chunk}, DType::f64);
+    if (given(g.dw)) {
+      dw.emplace(compute, g.dw);
+      if (g.accumulate)
+        dw->read();
+      else
+        kernels::fill(ctx, dw->data(), 0.0f, g.dw.count());
+    }
+  });
+  if (fault) throw_told(c.function, axes, *fault);
+  if (group_of(axes) != nullptr) {
+    std::vector<AgreedValue> entries = loss_entries(options, labels);
+    entries.emplace_back(static_cast<std::uint64_t>(chunk), fmt::format("chunk {}", chunk));
+    entries.emplace_back(given(g.dx) ? 1 : 0, given(g.dx) ? "a dx" : "no dx");
+    expect_alike(c, axes, entries);
+  }
+  for (std::int64_t first = 0; first < tokens; first += chunk) {
+    const std::int64_t here = std::min(chunk, tokens - first);
+    const ConstTensorView of_x = rows_of(x, first, here);
+    const Tensor logits = all_logits.slice_flat(0, {here, loss.part.count}),
+                 terms = all_terms.slice_flat(0, {axes.size(), here, kernels::kLossTerms});
+    const TensorView of_logits = logits.view();
+    column_linear_forward(compute, of_x, w, {}, of_logits);
+    loss.write_own(logits.data_ptr<float>(), targets + first, terms);
+    const Tensor softmax = loss.sum(terms, targets + first, losses.data_ptr<double>() + first / chunk);
+    if (!backward) continue;
+    loss.gradient(logits.data_ptr<float>(), targets + first, softmax, logits.data_ptr<float>());
+    Tensor dlogits = logits;
+    if (rounded) {
+      dlogits = rounded.slice_flat(0, {here, loss.part.count});
+      kernels::round_to_bf16(ctx, logits.data_ptr<float>(), dlogits.data_ptr<bf16>(), logits.count());
+    }
+    LinearGradients of_chunk{.accumulate = true};
+    if (given(g.dx)) of_chunk.dx = rows_of(g.dx, first, here);
+    Tensor sum;
+    if (dw) {
+      sum = dw->tensor();
+      of_chunk.dw = sum.view();
+    }
+    row_linear_backward(compute, dlogits.view(), of_x, w, of_chunk);
+  }
+  if (dw) dw->round();
+  if (ProcessGroup* const group = given(g.dx) && g.dx.count() > 0 ? group_of(axes) : nullptr)
+    group->all_reduce(g.dx, g.dx, {.stream = compute.stream()}).wait();
+  const Tensor on_host = to_host(compute.context(), losses);
+  double total = 0;
+  for (const double l : on_host.as<double>()) total += l;
+  return total;
 }
 
 }  // namespace weft

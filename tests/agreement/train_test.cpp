@@ -237,6 +237,7 @@ Rows trainers() {
       of_trainer("options.seed", [](Options& o) { o.seed = 1; }),
       of_trainer("options.loss_scale", [](Options& o) { o.loss_scale = LossScaler::Options{}; }),
       of_trainer("options.label_smoothing", [](Options& o) { o.label_smoothing = 0.1; }),
+      of_trainer("options.z_loss", [](Options& o) { o.z_loss = 1e-4; }),
       of_trainer("options.ema", [](Options& o) { o.ema = Ema::Options{}; }),
       {"Trainer::step", "lr", where, ErrorCode::bad_argument,
        "trainer: the learning rate is 0.…, and 0.01 to 0.02 on the ranks of dp=2 x tp=1; expected the same "
@@ -367,6 +368,16 @@ Rows split_layers() {
          Floats logits(12, 1.0f);
          vocab_parallel_cross_entropy(compute, mesh, of(logits, {4, 3}), of(labels, {4}),
                                       {.vocab = 6, .valid = 4});
+       }},
+      {"vocab_parallel_linear_cross_entropy", "chunk", words, ErrorCode::mismatch,
+       "vocab_parallel_linear_cross_entropy: argument 6 is chunk 2 on tp rank 0, but chunk 3 on tp rank 1",
+       [](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"tp", 2}});
+         Numbers labels{0, 1, 2, 3};
+         Floats x(8, 1.0f), w(6, 1.0f);
+         vocab_parallel_linear_cross_entropy(compute, mesh, of(x, {4, 2}), of(w, {3, 2}), of(labels, {4}),
+                                             {.vocab = 6, .valid = 4}, {}, 2 + r.rank);
        }},
   };
 }

@@ -285,6 +285,9 @@ static weft_dl_managed_tensor_versioned dl_versioned;
 #define null_weft_vocab_embedding_backward_group 1
 #define null_weft_vocab_cross_entropy_group 1
 #define null_weft_vocab_cross_entropy_dlogits 1
+#define null_weft_vocab_linear_cross_entropy_group 1
+#define null_weft_vocab_linear_cross_entropy_dx 1
+#define null_weft_vocab_linear_cross_entropy_dw 1
 #define null_weft_mean_squared_error_dy 1
 #define null_weft_binary_cross_entropy_dy 1
 #define good_vocab 1

@@ -658,6 +658,19 @@ static void averages(rank_args* a) {
   CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
               "ema: decay is 1; expected 0 or more, and less than 1");
   with.ema_decay = 0;
+  with.z_loss = -1;
+  CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
+              "cross entropy: z_loss is -1; expected a finite number of 0 or more");
+  with.z_loss = 0.01, with.label_smoothing = 0;
+  OK(weft_trainer_create(p.model, &with, &trainer, &error));
+  OK(backward(trainer, &p, 0, &result, &error));
+  const double with_z = result.loss;
+  weft_trainer_destroy(trainer);
+  OK(weft_trainer_create(p.model, NULL, &trainer, &error));
+  OK(backward(trainer, &p, 0, &result, &error));
+  CHECK(with_z - result.loss > 0.01); /* (log of 61 entries)^2 is more than 1 */
+  weft_trainer_destroy(trainer);
+  with.z_loss = 0;
   with.label_smoothing = -1;
   CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
               "cross entropy: label_smoothing is -1; expected 0 to 1");

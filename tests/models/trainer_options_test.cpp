@@ -150,12 +150,10 @@ TEST(TrainerAverages, InThePlaceOfMastersNoStepIsTaken) {
   });
 }
 
-// The loss is that of the formula, over the whole vocabulary, however it is split: of each label's weight s
-// goes to all entries alike.
-TEST(TrainerLabelSmoothing, IsTheFormulaOnEveryMesh) {
-  constexpr double kSmoothing = 0.2;
+// A loss with other terms is the same on every mesh, over the whole vocabulary, however it is split.
+void expect_same_on_every_mesh(const Trainer::Options& of_loss) {
   struct Losses {
-    double smooth, plain;
+    double with, plain;
     std::vector<std::vector<float>> weights;
   };
   std::optional<Losses> serial;
@@ -167,19 +165,27 @@ TEST(TrainerLabelSmoothing, IsTheFormulaOnEveryMesh) {
         SCOPED_TRACE(to_string(shape));
         const BuildOptions options{.seed = 3, .tensor = {.vocab = vocab}};
         Built one(rank, shape, options), two(rank, shape, options);
-        Trainer smooth(one.model, one.compute, {.optimizer = SGD::Options{}, .label_smoothing = kSmoothing}),
+        Trainer with(one.model, one.compute, of_loss),
             plain(two.model, two.compute, {.optimizer = SGD::Options{}});
-        const double first = one.step(smooth, 0, 0.5).loss, other = two.step(plain, 0, 0.5).loss;
+        const double first = one.step(with, 0, 0.5).loss, other = two.step(plain, 0, 0.5).loss;
         const Losses got{first, other, masters(one)};
         EXPECT_GT(std::abs(first - other), 1e-4);
         if (!serial) serial = got;
-        EXPECT_NEAR(got.smooth, serial->smooth, 1e-6);
+        EXPECT_NEAR(got.with, serial->with, 1e-6);
         EXPECT_NEAR(got.plain, serial->plain, 1e-6);
         for (std::size_t p = 0; p < got.weights.size(); ++p)
           for (std::size_t i = 0; i < got.weights[p].size(); ++i)
             ASSERT_NEAR(got.weights[p][i], serial->weights[p][i], 2e-5);
       });
     }
+}
+
+TEST(TrainerLabelSmoothing, IsTheSameOnEveryMesh) {
+  expect_same_on_every_mesh({.optimizer = SGD::Options{}, .label_smoothing = 0.2});
+}
+
+TEST(TrainerZLoss, IsTheSameOnEveryMesh) {
+  expect_same_on_every_mesh({.optimizer = SGD::Options{}, .z_loss = 0.01});
 }
 
 TEST(TrainerOptions, ThatAreOutOfRangeAreNamed) {
@@ -189,6 +195,7 @@ TEST(TrainerOptions, ThatAreOutOfRangeAreNamed) {
       return std::string(error_of([&] { Trainer(built.model, built.compute, options); }).what());
     };
     EXPECT_EQ(text({.label_smoothing = 1.5}), "cross entropy: label_smoothing is 1.5; expected 0 to 1");
+    EXPECT_EQ(text({.z_loss = -1}), "cross entropy: z_loss is -1; expected a finite number of 0 or more");
     EXPECT_EQ(text({.ema = Ema::Options{.decay = 1}}),
               "ema: decay is 1; expected 0 or more, and less than 1");
   });

@@ -664,24 +664,26 @@ double squares_of(KernelContext& ctx, const float* x, std::int64_t n) {
 }
 Array<double> wide_garbage(std::int64_t n) { return Array<double>(static_cast<std::size_t>(n), 1e30); }
 double loss_of(KernelContext& ctx, const float* logits, const std::int64_t* targets, double* softmax,
-               std::int64_t tokens, std::int64_t vocab, std::int64_t count, double smoothing = 0) {
+               std::int64_t tokens, std::int64_t vocab, std::int64_t count, double smoothing = 0,
+               double z_loss = 0) {
   double loss = -1;
   auto terms = wide_garbage(tokens * kLossTerms);
   cross_entropy_terms(ctx, logits, targets, terms.data(), tokens, vocab, &count, smoothing);
-  cross_entropy_sum(ctx, terms.data(), 1, targets, softmax, &loss, tokens, vocab, &count, smoothing);
+  cross_entropy_sum(ctx, terms.data(), 1, targets, softmax, &loss, tokens, vocab, &count, smoothing, z_loss);
   return loss;
 }
 void loss_backward(KernelContext& ctx, const float* logits, const std::int64_t* targets,
                    const double* softmax, float* d, std::int64_t tokens, std::int64_t vocab,
-                   std::int64_t count, double smoothing = 0) {
-  cross_entropy_backward(ctx, logits, targets, softmax, nullptr, d, tokens, vocab, &count, smoothing);
+                   std::int64_t count, double smoothing = 0, double z_loss = 0) {
+  cross_entropy_backward(ctx, logits, targets, softmax, nullptr, d, tokens, vocab, &count, smoothing, z_loss);
 }
 template <class T>
 double reference_loss(const T* logits, const std::int64_t* targets, double* softmax, std::int64_t tokens,
-                      std::int64_t vocab, double count, double smoothing = 0) {
+                      std::int64_t vocab, double count, double smoothing = 0, double z_loss = 0) {
   Array<double> terms(static_cast<std::size_t>(tokens * kLossTerms));
   reference::cross_entropy_terms(logits, targets, terms.data(), tokens, vocab, smoothing);
-  return reference::cross_entropy_sum(terms.data(), 1, targets, softmax, tokens, vocab, count, smoothing);
+  return reference::cross_entropy_sum(terms.data(), 1, targets, softmax, tokens, vocab, count, smoothing,
+                                      z_loss);
 }
 
 TEST(SumOfSquares, IsExactForIntegersAndCloseOtherwise) {
@@ -700,7 +702,7 @@ TEST(SumOfSquares, IsExactForIntegersAndCloseOtherwise) {
 
 TEST(CrossEntropy, EqualsReference) {
   KernelContext ctx(1);
-  for (const double smoothing : {0.0, 0.3})
+  for (const auto& [smoothing, z_loss] : {std::pair{0.0, 0.0}, {0.3, 0.0}, {0.0, 1e-2}, {0.3, 1e-2}})
     for (const RowsByDim s :
          {RowsByDim{1, 1}, RowsByDim{5, 2}, RowsByDim{67, 31}, RowsByDim{130, 257}, RowsByDim{0, 5}}) {
       const std::int64_t n = s.rows * s.dim;
@@ -711,27 +713,27 @@ TEST(CrossEntropy, EqualsReference) {
       auto softmax = wide_garbage(s.rows * kSoftmaxTerms), softmax_want = softmax;
       auto d = garbage(n), d_want = d;
       const std::int64_t count = 77;  // given, not the number of valid tokens here
-      const double loss =
-          loss_of(ctx, logits.data(), targets.data(), softmax.data(), s.rows, s.dim, count, smoothing);
+      const double loss = loss_of(ctx, logits.data(), targets.data(), softmax.data(), s.rows, s.dim, count,
+                                  smoothing, z_loss);
       const double want = reference_loss(logits.data(), targets.data(), softmax_want.data(), s.rows, s.dim,
-                                         static_cast<double>(count), smoothing);
+                                         static_cast<double>(count), smoothing, z_loss);
       // Per token a log of a sum of vocab exponentials, each within 2 ulps, summed in 16 interleaved parts.
       const double ulps = static_cast<double>(s.dim) / 16.0 + 4.0;
       EXPECT_NEAR(loss, want, ulps * kUlp * static_cast<double>(s.rows) / static_cast<double>(count));
       for (std::size_t i = 0; i < softmax.size(); ++i)
         EXPECT_NEAR(softmax[i], softmax_want[i], i % 2 == 0 ? 0.0 : ulps * kUlp * softmax_want[i]) << i;
       loss_backward(ctx, logits.data(), targets.data(), softmax.data(), d.data(), s.rows, s.dim, count,
-                    smoothing);
+                    smoothing, z_loss);
       reference::cross_entropy_backward(logits.data(), targets.data(), softmax_want.data(), d_want.data(),
-                                        s.rows, s.dim, static_cast<double>(count), smoothing);
-      if (s.dim == 1) {  // the only class: gradient 0
+                                        s.rows, s.dim, static_cast<double>(count), smoothing, z_loss);
+      if (s.dim == 1 && z_loss == 0) {  // the only class: gradient 0
         for (float x : d) EXPECT_NEAR(x, 0.0, 1e-7);
       } else {
         expect_close(d, d_want, 2.0 * ulps, "dlogits");
       }
       auto in_place = logits;
       loss_backward(ctx, in_place.data(), targets.data(), softmax.data(), in_place.data(), s.rows, s.dim,
-                    count, smoothing);
+                    count, smoothing, z_loss);
       EXPECT_TRUE(same_bits(in_place, d));
     }
 }
@@ -754,30 +756,31 @@ TEST(CrossEntropy, OfAVocabularyInParts) {
   for (std::size_t j = 0; j < 9; ++j) logits[2 * 23 + j] = -std::numeric_limits<float>::infinity();
   const std::int64_t targets[] = {0, 22, 11, kIgnoredTarget, 9};
   const VocabPart parts[] = {{0, 9, vocab}, {9, 2, vocab}, {11, 0, vocab}, {11, 12, vocab}};
-  for (const double smoothing : {0.0, 0.1}) {
+  for (const auto& [smoothing, z_loss] : {std::pair{0.0, 0.0}, {0.1, 0.0}, {0.1, 1e-2}}) {
     auto softmax = wide_garbage(tokens * kSoftmaxTerms), softmax_whole = softmax;
     auto d_whole = garbage(tokens * vocab);
     Array<float> masked = logits;
     if (smoothing > 0)  // else the loss is infinite
       for (float& x : masked) x = std::max(x, -40.0f);
     const double whole =
-        loss_of(ctx, masked.data(), targets, softmax_whole.data(), tokens, vocab, count, smoothing);
+        loss_of(ctx, masked.data(), targets, softmax_whole.data(), tokens, vocab, count, smoothing, z_loss);
     ASSERT_TRUE(std::isfinite(whole));
     loss_backward(ctx, masked.data(), targets, softmax_whole.data(), d_whole.data(), tokens, vocab, count,
-                  smoothing);
+                  smoothing, z_loss);
     auto terms = wide_garbage(4 * tokens * kLossTerms);
     double loss = -1;
     for (std::int64_t p = 0; p < 4; ++p)
       cross_entropy_terms(ctx, columns_of(masked, vocab, parts[p]).data(), targets,
                           terms.data() + p * tokens * kLossTerms, tokens, parts[p], &count, smoothing);
-    cross_entropy_sum(ctx, terms.data(), 4, targets, softmax.data(), &loss, tokens, vocab, &count, smoothing);
+    cross_entropy_sum(ctx, terms.data(), 4, targets, softmax.data(), &loss, tokens, vocab, &count, smoothing,
+                      z_loss);
     EXPECT_NEAR(loss, whole, 8 * 0x1p-23 * whole);
     for (std::size_t i = 0; i < softmax.size(); ++i)
       EXPECT_NEAR(softmax[i], softmax_whole[i], i % 2 == 0 ? 0.0 : 8 * kUlp * softmax_whole[i]) << i;
     for (const VocabPart& part : parts) {
       auto d = garbage(tokens * part.count);
       cross_entropy_backward(ctx, columns_of(masked, vocab, part).data(), targets, softmax_whole.data(),
-                             nullptr, d.data(), tokens, part, &count, smoothing);
+                             nullptr, d.data(), tokens, part, &count, smoothing, z_loss);
       EXPECT_TRUE(same_bits(d, columns_of(d_whole, vocab, part)));
     }
   }
@@ -848,7 +851,8 @@ TEST(CrossEntropy, GradientIsTimesTheLosss) {
   loss_of(ctx, logits.data(), targets, softmax.data(), 2, 4, count);
   loss_backward(ctx, logits.data(), targets, softmax.data(), d.data(), 2, 4, count);
   const double dloss = 0.5;
-  cross_entropy_backward(ctx, logits.data(), targets, softmax.data(), &dloss, scaled.data(), 2, 4, &count, 0);
+  cross_entropy_backward(ctx, logits.data(), targets, softmax.data(), &dloss, scaled.data(), 2, 4, &count, 0,
+                         0);
   for (float& x : d) x *= 0.5f;
   EXPECT_EQ(scaled, d);
 }
@@ -1113,9 +1117,11 @@ TEST(FiniteDifferences, CrossEntropy) {
   auto logits = random_array<double>(4 * 5, 1, -3.0, 3.0);
   const std::int64_t targets[] = {4, kIgnoredTarget, 0, 2};
   Array<double> softmax(4 * kSoftmaxTerms), d(20);
-  const auto loss = [&] { return reference_loss(logits.data(), targets, softmax.data(), 4, 5, 6.0, 0.2); };
+  const auto loss = [&] {
+    return reference_loss(logits.data(), targets, softmax.data(), 4, 5, 6.0, 0.2, 0.1);
+  };
   loss();
-  reference::cross_entropy_backward(logits.data(), targets, softmax.data(), d.data(), 4, 5, 6.0, 0.2);
+  reference::cross_entropy_backward(logits.data(), targets, softmax.data(), d.data(), 4, 5, 6.0, 0.2, 0.1);
   expect_gradient(logits, d, loss, "dlogits");
 }
 

@@ -193,7 +193,8 @@ TEST_F(TrainTest, ResumingChangesNothing) {
 // Averages and label smoothing belong to a run: they continue after a restart, and other values make another
 // run.
 TEST_F(TrainTest, AveragesAndLabelSmoothingGoOn) {
-  const Words options{"--ranks", "2", "--tp", "2", "--ema", "0.8", "--label-smoothing", "0.1", "--save"};
+  const Words options{"--ranks",           "2",   "--tp",     "2",     "--ema", "0.8",
+                      "--label-smoothing", "0.1", "--z-loss", "0.001", "--save"};
   const auto with = [&](const Words& more) {
     Words words = options;
     words.insert(words.end(), more.begin(), more.end());
@@ -217,7 +218,7 @@ TEST_F(TrainTest, AveragesAndLabelSmoothingGoOn) {
   EXPECT_EQ(run(small({"--ranks", "2", "--tp", "2", "--save", file("whole"), "--resume"})), 2);
   EXPECT_THAT(err(),
               HasSubstr("is of another run: --ema is 0.8 there and not set here, --label-smoothing is 0.1 "
-                        "there and not set here"));
+                        "there and not set here, --z-loss is 0.001 there and not set here"));
 }
 
 // Every optimizer trains, continues where it was saved, and is part of the run's identity.
@@ -678,6 +679,7 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--groups", "head:lr=1"}, "groups has \"lr=1\"; expected rate=NUMBER or decay=NUMBER");
   expect({"--groups", "head:rate=x"}, "groups has \"rate=x\"; expected rate=NUMBER or decay=NUMBER");
   expect({"--groups", "tail:rate=1"}, "a group has the pattern \"tail\", which matches no parameter");
+  expect({"--z-loss", "-1"}, "z-loss is -1; expected a finite number of 0 or more");
   expect({"--ema", "1"}, "ema is 1; expected 0 (none) or more, and less than 1");
   expect({"--ranks", "4", "--dp", "3"}, "dp=3");
   expect({"--ranks", "4", "--dp", "3", "--tp", "1"}, "mesh: dp=3 x tp=1 = 3 ranks; the group has 4");

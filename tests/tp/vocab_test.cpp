@@ -7,11 +7,13 @@
 #include <cmath>
 
 #include "support/calls_made.hpp"
+#include "support/counting_allocator.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/loss.hpp"
+#include "weft/tp/linear.hpp"
 
 namespace weft::vocab_test {
 namespace {
@@ -52,7 +54,8 @@ struct Case {
       labels.push_back(t == 2 ? CrossEntropy::kIgnore : (t * 5 + vocab - 1) % vocab);
   }
   // In double: loss, and the gradient with regard to each logit.
-  double loss(std::int64_t valid, double smoothing, std::vector<double>* gradient = nullptr) const {
+  double loss(std::int64_t valid, double smoothing, std::vector<double>* gradient = nullptr,
+              double z_loss = 0) const {
     double total = 0;
     const auto v = static_cast<double>(vocab), n = static_cast<double>(valid);
     for (std::int64_t t = 0; t < kTokens; ++t) {
@@ -65,13 +68,13 @@ struct Case {
       for (std::int64_t j = 0; gradient != nullptr && j < vocab; ++j) {
         const double wanted =
             (j == labels[static_cast<std::size_t>(t)] ? 1 - smoothing : 0.0) + smoothing / v;
-        gradient->push_back(counts ? (std::exp(static_cast<double>(row[j]) - largest) / sum - wanted) / n
-                                   : 0.0);
+        const double p = std::exp(static_cast<double>(row[j]) - largest) / sum;
+        gradient->push_back(counts ? (p + 2 * z_loss * (std::log(sum) + largest) * p - wanted) / n : 0.0);
       }
       if (counts)
         total += std::log(sum) -
                  (1 - smoothing) * (static_cast<double>(row[labels[static_cast<std::size_t>(t)]]) - largest) -
-                 smoothing * all / v;
+                 smoothing * all / v + z_loss * std::pow(std::log(sum) + largest, 2);
     }
     return total / n;
   }
@@ -82,10 +85,11 @@ struct Case {
 
 TEST(VocabParallel, CrossEntropyAndItsGradientAreThoseOfOneRank) {
   for (const std::int64_t vocab : kVocabs)
-    for (const double smoothing : {0.0, 0.1, 1.0}) {
+    for (const auto& [smoothing, z_loss] :
+         {std::pair{0.0, 0.0}, {0.1, 0.0}, {1.0, 0.0}, {0.0, 1e-2}, {0.1, 1e-2}}) {
       Case whole(vocab);
       std::vector<double> gradient;
-      const double expected = whole.loss(5, smoothing, &gradient);
+      const double expected = whole.loss(5, smoothing, &gradient, z_loss);
       for (const int ranks : kRankCounts)
         test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
           const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
@@ -94,7 +98,8 @@ TEST(VocabParallel, CrossEntropyAndItsGradientAreThoseOfOneRank) {
           Floats logits = columns(whole.logits, vocab, part), dlogits(logits.size(), -1);
           Numbers labels = whole.labels;
           const Shape of_labels{2, 3}, of_logits{2, 3, part.size};
-          const VocabLossOptions options{.vocab = vocab, .valid = 5, .label_smoothing = smoothing};
+          const VocabLossOptions options{
+              .vocab = vocab, .valid = 5, .label_smoothing = smoothing, .z_loss = z_loss};
           const auto loss = [&](const VocabLossOptions& o, const TensorView& d) {
             return vocab_parallel_cross_entropy(compute, mesh, of(logits, of_logits), of(labels, of_labels),
                                                 o, d);
@@ -125,7 +130,7 @@ TEST(VocabParallel, TokensMayBeCutInAnyDimension) {
   constexpr std::int64_t kVocab = 7;
   const Case whole(kVocab);
   std::vector<double> gradient;
-  const double expected = whole.loss(5, 0.1, &gradient);
+  const double expected = whole.loss(5, 0.1, &gradient, 1e-2);
   for (const int dim : {0, 1})
     test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
       const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
@@ -135,7 +140,7 @@ TEST(VocabParallel, TokensMayBeCutInAnyDimension) {
       std::ranges::copy(whole.labels, labels.as<std::int64_t>().begin());
       labels = distribute(labels, make_layout(mesh, {{"dp", Shard{dim}}}, labels.shape()));
       logits = distribute(logits, make_layout(mesh, {{"dp", Shard{dim}}, {"tp", Shard{2}}}, logits.shape()));
-      CrossEntropy loss(0.1);
+      CrossEntropy loss(0.1, 1e-2);
       Frame frame(compute);
       const Tensor l = loss.forward({logits, labels, global_valid(rank.context, labels)}, frame)[0];
       EXPECT_NEAR(full(l).as<double>()[0], expected, 1e-6 * expected) << dim;
@@ -233,10 +238,266 @@ TEST(VocabParallel, Bf16LogitsAndGradients) {
   });
 }
 
+// --- the head's product and the loss, by chunks of tokens
+
+constexpr std::int64_t kDim = 5;
+
+// A head and its input; the logits of the Case are their product.
+struct Head {
+  explicit Head(std::int64_t vocab) : x(kTokens * kDim), w(static_cast<std::size_t>(vocab * kDim)) {
+    RandomStream(5, "x").normal(0, static_cast<std::int64_t>(x.size()), x.data());
+    RandomStream(5, "w").normal(0, static_cast<std::int64_t>(w.size()), w.data());
+  }
+  Floats part_of_w(const Chunk& part) const {
+    return {w.begin() + part.offset * kDim, w.begin() + (part.offset + part.size) * kDim};
+  }
+  Floats x, w;
+};
+
+// The loss and the gradients, by three functions on all logits or by the one that makes them in chunks.
+struct HeadLoss {
+  double loss = 0;
+  Floats dx, dw;
+};
+HeadLoss with_all_logits(Compute& compute, const DeviceMesh& mesh, Head head, Numbers labels,
+                         const VocabLossOptions& options) {
+  const Chunk part = vocab_part(mesh, options.vocab);
+  Floats w = head.part_of_w(part), logits(static_cast<std::size_t>(kTokens * part.size));
+  HeadLoss got{0, Floats(head.x.size()), Floats(w.size())};
+  const TensorView of_x = of(head.x, {2, 3, kDim}), of_w = of(w, {part.size, kDim}),
+                   of_logits = of(logits, {2, 3, part.size});
+  column_linear_forward(compute, of_x, of_w, {}, of_logits);
+  got.loss = vocab_parallel_cross_entropy(compute, mesh, of_logits, of(labels, {2, 3}), options, of_logits);
+  column_linear_backward(compute, mesh, of_logits, of_x, of_w,
+                         {.dx = of(got.dx, of_x.shape), .dw = of(got.dw, of_w.shape)});
+  return got;
+}
+HeadLoss in_chunks(Compute& compute, const DeviceMesh& mesh, Head head, Numbers labels,
+                   const VocabLossOptions& options, std::int64_t chunk, float before = 0) {
+  const Chunk part = vocab_part(mesh, options.vocab);
+  Floats w = head.part_of_w(part);
+  HeadLoss got{0, Floats(head.x.size(), -1), Floats(w.size(), before)};
+  const Shape of_x{2, 3, kDim}, of_w{part.size, kDim};
+  got.loss = vocab_parallel_linear_cross_entropy(
+      compute, mesh, of(head.x, of_x), of(w, of_w), of(labels, {2, 3}), options,
+      {.dx = of(got.dx, of_x), .dw = of(got.dw, of_w), .accumulate = before != 0}, chunk);
+  return got;
+}
+
+TEST(VocabParallel, TheLossInChunksIsTheLossOfAllLogits) {
+  for (const std::int64_t vocab : kVocabs) {
+    const Head head(vocab);
+    const Case whole(vocab);  // for its labels
+    for (const int ranks : kRankCounts)
+      test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+        const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+        Compute compute(rank.context);
+        const VocabLossOptions options{
+            .vocab = vocab, .valid = 5, .label_smoothing = 0.1, .scale = 2, .z_loss = 1e-2};
+        const HeadLoss all = with_all_logits(compute, mesh, head, whole.labels, options);
+        for (const std::int64_t chunk : {1, 2, 4, 6, 100}) {
+          SCOPED_TRACE(testing::Message() << "vocab " << vocab << ", chunk " << chunk);
+          const HeadLoss got = in_chunks(compute, mesh, head, whole.labels, options, chunk);
+          EXPECT_EQ(got.dx, all.dx);
+          EXPECT_NEAR(got.loss, all.loss, chunk < kTokens ? 1e-14 * all.loss : 0.0);
+          const HeadLoss added = in_chunks(compute, mesh, head, whole.labels, options, chunk, 1);
+          for (std::size_t i = 0; i < got.dw.size(); ++i) {
+            ASSERT_NEAR(got.dw[i], all.dw[i], chunk < kTokens ? 1e-6 : 0.0) << i;
+            ASSERT_NEAR(added.dw[i], 1 + all.dw[i], 1e-6) << i;
+          }
+        }
+        // Without gradients: the loss alone.
+        Floats x = head.x, w = head.part_of_w(vocab_part(mesh, vocab));
+        Numbers labels = whole.labels;
+        EXPECT_NEAR(vocab_parallel_linear_cross_entropy(compute, mesh, of(x, {kTokens, kDim}),
+                                                        of(w, {vocab_part(mesh, vocab).size, kDim}),
+                                                        of(labels, {kTokens}), options, {}, 4),
+                    all.loss, 1e-14 * all.loss);
+      });
+  }
+}
+
+// Against plain loops in f64.
+TEST(VocabParallel, TheLossInChunksIsTheFormula) {
+  constexpr std::int64_t kVocab = 61;
+  const Head head(kVocab);
+  Case whole(kVocab);
+  for (std::int64_t t = 0; t < kTokens; ++t)
+    for (std::int64_t j = 0; j < kVocab; ++j) {
+      double sum = 0;
+      for (std::int64_t i = 0; i < kDim; ++i)
+        sum += static_cast<double>(head.x[static_cast<std::size_t>(t * kDim + i)]) *
+               static_cast<double>(head.w[static_cast<std::size_t>(j * kDim + i)]);
+      whole.logits[static_cast<std::size_t>(t * kVocab + j)] = static_cast<float>(sum);
+    }
+  std::vector<double> gradient, dx(head.x.size()), dw(head.w.size());
+  const double expected = whole.loss(5, 0.1, &gradient, 1e-2);
+  for (std::int64_t t = 0; t < kTokens; ++t)
+    for (std::int64_t j = 0; j < kVocab; ++j)
+      for (std::int64_t i = 0; i < kDim; ++i) {
+        const auto of_x = static_cast<std::size_t>(t * kDim + i),
+                   of_w = static_cast<std::size_t>(j * kDim + i);
+        const double d = gradient[static_cast<std::size_t>(t * kVocab + j)];
+        dx[of_x] += d * static_cast<double>(head.w[of_w]);
+        dw[of_w] += d * static_cast<double>(head.x[of_x]);
+      }
+  for (const int ranks : kRankCounts)
+    test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+      const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+      Compute compute(rank.context);
+      const VocabLossOptions options{.vocab = kVocab, .valid = 5, .label_smoothing = 0.1, .z_loss = 1e-2};
+      const HeadLoss got = in_chunks(compute, mesh, head, whole.labels, options, 4);
+      EXPECT_NEAR(got.loss, expected, 1e-6 * expected);
+      for (std::size_t i = 0; i < dx.size(); ++i) ASSERT_NEAR(got.dx[i], dx[i], 1e-6) << i;
+      const auto first = static_cast<std::size_t>(vocab_part(mesh, kVocab).offset * kDim);
+      for (std::size_t i = 0; i < got.dw.size(); ++i) ASSERT_NEAR(got.dw[i], dw[first + i], 1e-6) << i;
+    });
+}
+
+// x and w in bf16: dw is rounded once, not once for each chunk, so it is that of all tokens.
+TEST(VocabParallel, TheLossInChunksOfBf16) {
+  constexpr std::int64_t kVocab = 61;
+  const Head head(kVocab);
+  const Case whole(kVocab);
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+    Compute compute(rank.context);
+    const Chunk part = vocab_part(mesh, kVocab);
+    const Floats part_of_w = head.part_of_w(part);
+    std::vector<bf16> x(head.x.begin(), head.x.end()), w(part_of_w.begin(), part_of_w.end());
+    Numbers labels = whole.labels;
+    const VocabLossOptions options{.vocab = kVocab, .valid = 5};
+    const auto with = [&](std::int64_t chunk, std::vector<bf16>& dx, std::vector<bf16>& dw) {
+      return vocab_parallel_linear_cross_entropy(
+          compute, mesh, of(x, {kTokens, kDim}), of(w, {part.size, kDim}), of(labels, {kTokens}), options,
+          {.dx = of(dx, {kTokens, kDim}), .dw = of(dw, {part.size, kDim})}, chunk);
+    };
+    std::vector<bf16> dx(x.size()), dw(w.size()), dx_of_all(x.size()), dw_of_all(w.size());
+    const double loss = with(2, dx, dw), loss_of_all = with(kTokens, dx_of_all, dw_of_all);
+    EXPECT_NEAR(loss, loss_of_all, 1e-14 * loss);
+    // By three functions, with logits in f32 and their gradient in bf16.
+    Floats logits(static_cast<std::size_t>(kTokens * part.size));
+    std::vector<bf16> dlogits(logits.size()), dx_plain(x.size()), dw_plain(w.size());
+    const Shape shape{kTokens, part.size};
+    column_linear_forward(compute, of(x, {kTokens, kDim}), of(w, {part.size, kDim}), {}, of(logits, shape));
+    EXPECT_EQ(vocab_parallel_cross_entropy(compute, mesh, of(logits, shape), of(labels, {kTokens}), options,
+                                           of(dlogits, shape)),
+              loss_of_all);
+    column_linear_backward(compute, mesh, of(dlogits, shape), of(x, {kTokens, kDim}),
+                           of(w, {part.size, kDim}),
+                           {.dx = of(dx_plain, {kTokens, kDim}), .dw = of(dw_plain, {part.size, kDim})});
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      EXPECT_EQ(dx[i].bits, dx_plain[i].bits) << i;
+      EXPECT_EQ(dx_of_all[i].bits, dx_plain[i].bits) << i;
+    }
+    for (std::size_t i = 0; i < w.size(); ++i) {
+      EXPECT_EQ(dw_of_all[i].bits, dw_plain[i].bits) << i;
+      const auto want = static_cast<float>(dw_plain[i]);
+      EXPECT_NEAR(static_cast<float>(dw[i]), want, std::abs(want) * 0x1p-7 + 1e-7) << i;
+    }
+  });
+}
+
+// The largest sum of bytes that a rank holds besides its arguments.
+TEST(VocabParallel, TheLossInChunksHasTheLogitsOfOneChunk) {
+  constexpr std::int64_t kMany = 2048, kVocab = 512, kChunk = 64;
+  for (const int ranks : {1, 2}) {
+    test::CountingAllocator memory;
+    test::RankOptions rank_options;
+    rank_options.context.allocator = memory.functions();
+    test::run_ranks(
+        Ranks::threads, ranks,
+        [&](Rank& rank) {
+          const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+          Compute compute(rank.context);
+          const std::int64_t part = vocab_part(mesh, kVocab).size;
+          Floats x(kMany * kDim, 0.5f), w(static_cast<std::size_t>(part * kDim), 0.25f), dx(x.size()),
+              dw(w.size());
+          Numbers labels(kMany, 3);
+          const TensorView of_x = of(x, {kMany, kDim}), of_w = of(w, {part, kDim}),
+                           of_dx = of(dx, of_x.shape), of_dw = of(dw, of_w.shape);
+          const VocabLossOptions options{.vocab = kVocab, .valid = kMany};
+          const auto peak = [&](const auto& call) {
+            rank.group().barrier().wait();
+            const std::size_t before = memory.bytes();
+            if (rank.rank == 0) memory.take_peak();
+            rank.group().barrier().wait();
+            call();
+            rank.group().barrier().wait();
+            std::int64_t most = 0;
+            if (rank.rank == 0) most = static_cast<std::int64_t>(memory.take_peak() - before) / rank.size;
+            rank.group().barrier().wait();
+            return most;
+          };
+          const auto in_chunks = [&] {
+            vocab_parallel_linear_cross_entropy(compute, mesh, of_x, of_w, of(labels, {kMany}), options,
+                                                {.dx = of_dx, .dw = of_dw}, kChunk);
+          };
+          in_chunks();  // the kernels take the memory that they keep
+          const std::int64_t chunked = peak(in_chunks);
+          const std::int64_t plain = peak([&] {
+            const Tensor logits = compute.make({kMany, part}), dlogits = compute.make({kMany, part});
+            column_linear_forward(compute, of_x, of_w, {}, logits.view());
+            vocab_parallel_cross_entropy(compute, mesh, logits.view(), of(labels, {kMany}), options,
+                                         dlogits.view());
+            column_linear_backward(compute, mesh, dlogits.view(), of_x, of_w, {.dx = of_dx, .dw = of_dw});
+          });
+          const std::int64_t of_logits = kMany * part * 4, of_chunk = kChunk * part * 4;
+          if (rank.rank != 0) return;
+          EXPECT_GE(plain, 2 * of_logits);
+          EXPECT_GE(chunked, of_chunk);
+          // Four f64 a token, where labels are checked; and what a chunk has besides its logits.
+          EXPECT_LE(chunked, of_chunk + kMany * 32 + 64 * 1024);
+        },
+        rank_options);
+  }
+}
+
+TEST(VocabParallel, WhatIsWrongWithALossInChunksIsNamed) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    Compute compute(rank.context);
+    const std::int64_t vocab = 8, part = 4;
+    const bool odd = rank.rank == 1;
+    Floats x(kTokens * kDim), w(static_cast<std::size_t>(part * kDim)), dx(x.size()), dw(w.size());
+    const auto text = [&](Numbers labels, std::int64_t chunk, const VocabLossOptions& options,
+                          const LinearLossGradients& g = {}) {
+      const Error e = error_of([&] {
+        vocab_parallel_linear_cross_entropy(compute, mesh, of(x, {kTokens, kDim}), of(w, {part, kDim}),
+                                            of(labels, {kTokens}), options, g, chunk);
+      });
+      return std::string(name(e.code())) + ": " + e.what();
+    };
+    const std::string function = "vocab_parallel_linear_cross_entropy: ",
+                      argument = "bad_argument: " + function;
+    const Numbers good(kTokens, 1);
+    const VocabLossOptions options{.vocab = vocab, .valid = kTokens};
+    EXPECT_EQ(text(good, 0, options), argument + "chunk is 0; expected 1 token or more");
+    EXPECT_EQ(text(good, 2, {.vocab = vocab, .valid = kTokens, .z_loss = -1}),
+              argument + "z_loss is -1; expected a finite number of 0 or more");
+    EXPECT_EQ(text(good, 2, options, {.dx = of(dx, {kDim, kTokens})}),
+              argument + "dx is (5, 6); expected (6, 5), from x (6, 5)");
+    EXPECT_EQ(text(good, 2, options, {.dx = of(x, {kTokens, kDim})}),
+              argument + "dx overlaps x; expected memory of its own");
+    EXPECT_EQ(text(good, 2, {.vocab = 11, .valid = kTokens}),
+              argument + (odd ? "w is (4, 5); expected (5, 5), entries 6 to 10 of 11"
+                              : "w is (4, 5); expected (6, 5), entries 0 to 5 of 11"));
+    EXPECT_EQ(text(good, odd ? 2 : 3, options),
+              "mismatch: " + function + "argument 6 is chunk 3 on tp rank 0, but chunk 2 on tp rank 1");
+    EXPECT_EQ(text(good, 2, options,
+                   odd ? LinearLossGradients{.dx = of(dx, {kTokens, kDim})} : LinearLossGradients{}),
+              "mismatch: " + function + "argument 7 is no dx on tp rank 0, but a dx on tp rank 1");
+    Numbers outside = good;
+    outside[4] = 8;  // in the last chunk; and it is found before anything is sent
+    EXPECT_EQ(text(outside, 2, options),
+              "bad_argument: cross_entropy: token 4 has target 8; expected 0 <= target < 8 (vocab) or -100");
+    rank.group().barrier().wait();  // the group is as it was
+  });
+}
+
 // --- embedding
 
 TEST(VocabParallel, EmbeddingIsThatOfOneRank) {
-  constexpr std::int64_t kDim = 5;
   for (const std::int64_t vocab : kVocabs)
     for (const int ranks : kRankCounts)
       test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
@@ -342,6 +603,10 @@ TEST(VocabParallel, WhatOneRankGivesOtherwiseIsAnErrorOfAll) {
     EXPECT_EQ(loss(good, {.vocab = 8, .valid = 4, .scale = odd ? 2.0 : 1.0}),
               "mismatch: vocab_parallel_cross_entropy: argument 3 is scale 1 on tp rank 0, but scale 2 on tp "
               "rank 1");
+    EXPECT_EQ(
+        loss(good, {.vocab = 8, .valid = 4, .z_loss = odd ? 1e-4 : 0.0}),
+        "mismatch: vocab_parallel_cross_entropy: argument 5 is z_loss 0 on tp rank 0, but z_loss 0.0001 "
+        "on tp rank 1");
     const std::string labels = loss(odd ? Numbers{0, 7, 2, 3} : good, {.vocab = 8, .valid = 4});
     EXPECT_EQ(labels.find("mismatch: vocab_parallel_cross_entropy: argument 4 is 4 labels with digest "), 0u)
         << labels;

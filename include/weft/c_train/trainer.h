@@ -68,11 +68,14 @@ typedef struct weft_trainer_options {
    * columns)^0.5, which makes them as large as AdamW's (J. Liu et al., "Muon is Scalable for LLM Training",
    * 2025) */
   bool original_scale;
+  /* 0 or more: z_loss (log Z)^2 is added to the loss of each label, with Z the sum of e^logit over the
+   * vocabulary; see weft_vocab_loss_options. */
+  double z_loss;
 } weft_trainer_options;
 #define WEFT_TRAINER_OPTIONS_INIT                                                                         \
   {                                                                                                       \
     sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false, NULL, \
-        NULL, 0, 0, 5, false, false                                                                       \
+        NULL, 0, 0, 5, false, false, 0                                                                    \
   }
 
 /* `options` may be NULL; all ranks must give the same. No communication. Only one trainer of a model at a

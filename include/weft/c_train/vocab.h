@@ -39,9 +39,12 @@ typedef struct weft_vocab_loss_options {
   /* from 0 to 1: the part of each token's weight that is spread evenly over all entries */
   double label_smoothing;
   double scale; /* the gradient of the loss: a factor for dlogits only */
+  /* 0 or more: z_loss (log Z)^2 is added to each token's term, with Z the sum of e^logit over the whole
+   * vocabulary (PaLM, arXiv:2204.02311, section 5) */
+  double z_loss;
 } weft_vocab_loss_options;
 #define WEFT_VOCAB_LOSS_OPTIONS_INIT \
-  { sizeof(weft_vocab_loss_options), 0, 0, 0.0, 1.0 }
+  { sizeof(weft_vocab_loss_options), 0, 0, 0.0, 1.0, 0.0 }
 
 /* loss = the sum over tokens of -log softmax(logits)[label] (smoothed), divided by `valid`; the same on all
  * ranks. Labels of -100 (WEFT_IGNORED) do not count. dlogits: the gradient of the loss with regard to this
@@ -53,6 +56,20 @@ typedef struct weft_vocab_loss_options {
 weft_status weft_vocab_cross_entropy(weft_compute* compute, weft_group* group, const weft_matrix* logits,
                                      const weft_buffer* labels, const weft_vocab_loss_options* options,
                                      const weft_matrix* dlogits, double* loss, weft_error* error);
+
+/* The loss of weft_vocab_cross_entropy for logits = x w^T, computed for `chunk` tokens at a time (1 or more):
+ * the logits of a chunk become their own gradient, then a part of dx and of dw, and are dropped. So a rank
+ * never has more than `chunk` rows of logits. dx has the same bits as with all logits at once; the loss and
+ * dw are sums over the chunks. dx and dw may be NULL: not wanted; all ranks must want the same. If
+ * `accumulate` is true, the result is added to dw. Each chunk costs one all-gather of four f64 for each
+ * token; dx costs one all-reduce at the end. Fails like weft_vocab_cross_entropy; ranks compare `chunk`, too.
+ * x: (tokens, dim), the same on all ranks; w: (part, dim), with the dtype of x; dx and dw: like x and w, f32
+ * or the dtype of x. */
+weft_status weft_vocab_linear_cross_entropy(weft_compute* compute, weft_group* group, const weft_matrix* x,
+                                            const weft_matrix* w, const weft_buffer* labels,
+                                            const weft_vocab_loss_options* options, int64_t chunk,
+                                            const weft_matrix* dx, const weft_matrix* dw, bool accumulate,
+                                            double* loss, weft_error* error);
 
 #ifdef __cplusplus
 }

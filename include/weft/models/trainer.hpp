@@ -57,6 +57,8 @@ class Trainer {
     std::optional<LossScaler::Options> loss_scale = std::nullopt;
     /// The part of each token's weight that is spread evenly over all classes; see CrossEntropy.
     double label_smoothing = 0;
+    /// The loss that keeps the softmax's sum near 1; see CrossEntropy. Result::loss includes it.
+    double z_loss = 0;
     /// Averages of the masters over the steps that are not skipped, in ema(). save() and load() include them.
     std::optional<Ema::Options> ema = std::nullopt;
   };

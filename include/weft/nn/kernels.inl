@@ -421,21 +421,23 @@ WEFT_KERNEL(cross_entropy_terms,
     reads(logits, tokens, vocab.count), reads(targets, tokens), writes(terms, tokens, kLossTerms),
     reads(count, 1))
 /// loss = the sum over tokens of -(1 - smoothing) log p[target] - smoothing (the mean of log p over the
-/// vocabulary), with p = softmax(logits), divided by `count`: the number of valid tokens of the whole batch,
-/// over all ranks. terms: of all parts of the vocabulary, in their order; softmax: kept for the backward
-/// pass; vocab: of all parts. Summed in f64. C. Szegedy et al., Rethinking the Inception Architecture,
-/// arXiv:1512.00567, section 7 (smoothing).
+/// vocabulary) + z_loss (log of the sum of e^logit)², with p = softmax(logits), divided by `count`: number of
+/// valid tokens of the whole batch, over all ranks. terms: of all parts of the vocabulary, in their order;
+/// softmax: kept for the backward pass; vocab: of all parts. Summed in f64. C. Szegedy et al., Rethinking the
+/// Inception Architecture, arXiv:1512.00567, section 7 (smoothing); A. Chowdhery et al., PaLM,
+/// arXiv:2204.02311, section 5 (z_loss).
 WEFT_KERNEL(cross_entropy_sum,
     (const double* terms, int parts, const std::int64_t* targets, double* softmax, double* loss,
-     std::int64_t tokens, std::int64_t vocab, const std::int64_t* count, double smoothing),
+     std::int64_t tokens, std::int64_t vocab, const std::int64_t* count, double smoothing, double z_loss),
     reads(terms, parts, tokens, kLossTerms), reads(targets, tokens), writes(softmax, tokens, kSoftmaxTerms),
     writes(loss, 1), reads(count, 1))
-/// dlogits = (softmax(logits) - (1 - smoothing) onehot(target) - smoothing / vocab.whole) / count, times
-/// dloss, or 1 if it is null, rows of ignored targets 0. softmax: as cross_entropy_sum gave it. In place:
-/// dlogits may be logits. Throws as cross_entropy_terms does.
+/// dlogits = (softmax(logits) (1 + 2 z_loss log of the sum of e^logit) - (1 - smoothing) onehot(target) -
+/// smoothing / vocab.whole) / count, times dloss, or 1 if it is null, rows of ignored targets 0. softmax: as
+/// cross_entropy_sum gave it. In place: dlogits may be logits. Throws as cross_entropy_terms does.
 WEFT_KERNEL(cross_entropy_backward,
     (const float* logits, const std::int64_t* targets, const double* softmax, const double* dloss,
-     float* dlogits, std::int64_t tokens, VocabPart vocab, const std::int64_t* count, double smoothing),
+     float* dlogits, std::int64_t tokens, VocabPart vocab, const std::int64_t* count, double smoothing,
+     double z_loss),
     reads(logits, tokens, vocab.count), reads(targets, tokens), reads(softmax, tokens, kSoftmaxTerms),
     optional(reads(dloss, 1)), writes(dlogits, tokens, vocab.count), reads(count, 1))
 /// count = the number of targets that are not kIgnoredTarget.

@@ -25,14 +25,18 @@ class CrossEntropy : public Module {
 
   /// A part `label_smoothing` of each token's weight is spread evenly over all classes, and the rest goes to
   /// its label (C. Szegedy et al., Rethinking the Inception Architecture, arXiv:1512.00567, section 7).
-  /// Throws bad_argument unless 0 <= label_smoothing <= 1.
-  explicit CrossEntropy(double label_smoothing = 0);
+  /// z_loss (log Z)² is added to each token's term, with Z the sum of e^logit over all classes: it keeps Z
+  /// near 1, so that logits do not drift (A. Chowdhery et al., PaLM, arXiv:2204.02311, section 5, with 1e-4).
+  /// Split classes give the same, since ranks exchange what Z is made of anyway. Throws bad_argument unless
+  /// 0 <= label_smoothing <= 1 and z_loss is finite and not negative.
+  explicit CrossEntropy(double label_smoothing = 0, double z_loss = 0);
   double label_smoothing() const noexcept { return label_smoothing_; }
+  double z_loss() const noexcept { return z_loss_; }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
-  double label_smoothing_;
+  double label_smoothing_, z_loss_;
 };
 
 /// The common base of losses with one term for each pair of an element of y and its target; for any shape:

@@ -52,12 +52,15 @@ struct VocabLossOptions {
   /// arXiv:1512.00567).
   double label_smoothing = 0;
   double scale = 1;  ///< the gradient of the loss: a factor for dlogits only
+  /// A finite number of 0 or more: z_loss (log Z)² is added to each token's term, with Z the sum of e^logit
+  /// over the whole vocabulary (Chowdhery et al., PaLM, arXiv:2204.02311, section 5).
+  double z_loss = 0;
 };
 
 /// Returns the loss, which is the same on all ranks: the sum over tokens of -(1 - s) log p[label] - s (the
 /// mean of log p over the vocabulary), divided by `valid`, with p = softmax(logits) over the whole vocabulary
-/// and s = label_smoothing. Labels of -100 (CrossEntropy::kIgnore) do not count. dlogits, if it is given,
-/// becomes the gradient of the loss with regard to this rank's logits.
+/// and s = label_smoothing; z_loss adds its terms to the sum. Labels of -100 (CrossEntropy::kIgnore) do not
+/// count. dlogits, if it is given, becomes the gradient of the loss with regard to this rank's logits.
 ///
 /// Ranks send four f64 for each token (the largest logit, the sum of exponentials, the label's logit, the sum
 /// of logits) in one all-gather, and never send a logit; dlogits costs no communication. Before that, ranks
@@ -70,5 +73,33 @@ struct VocabLossOptions {
 double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, const ConstTensorView& logits,
                                     const ConstTensorView& labels, const VocabLossOptions& options,
                                     const TensorView& dlogits = {});
+
+/// Gradients of vocab_parallel_linear_cross_entropy(); an empty view means that the gradient is not wanted.
+/// All ranks must want the same.
+struct LinearLossGradients {
+  TensorView dx{};          ///< like x; overwritten
+  TensorView dw{};          ///< like w; see `accumulate`
+  bool accumulate = false;  ///< true: the result is added to dw
+};
+
+/// The loss of vocab_parallel_cross_entropy() for logits = x wᵀ, computed for `chunk` tokens at a time: the
+/// logits of a chunk become their own gradient, then a part of dx and of dw, and are dropped. So a rank never
+/// has more than `chunk` rows of logits, in place of all rows of logits and of dlogits; the products are the
+/// same. Returns the loss.
+///
+/// dx has the bits of column_linear_forward(), vocab_parallel_cross_entropy() and column_linear_backward()
+/// in a row, for f32 logits. The loss and dw are sums over chunks, so they are equal within the rounding of
+/// f64 and f32; with one chunk they have the same bits, too. dw is added up in f32, and rounded once if it is
+/// bf16.
+///
+/// Each chunk costs one all-gather of four f64 for each token; dx costs one all-reduce over `axes` at the
+/// end. Before anything else, ranks compare the options, `chunk` and, on the host, the labels; errors are
+/// those of vocab_parallel_cross_entropy(). x: (…, dim), the same on all ranks; w: (part, dim), with the
+/// dtype of x; labels: (…); dx and dw: f32 or the dtype of x. Throws bad_argument if `chunk` is less than 1.
+double vocab_parallel_linear_cross_entropy(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
+                                           const ConstTensorView& w, const ConstTensorView& labels,
+                                           const VocabLossOptions& options,
+                                           const LinearLossGradients& gradients = {},
+                                           std::int64_t chunk = 1024);
 
 }  // namespace weft

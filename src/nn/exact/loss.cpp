@@ -30,7 +30,8 @@ Tensor loss_terms(Frame& frame, const Tensor& logits, const Tensor& labels, cons
 }
 
 void loss_sum(Frame& frame, const Tensor& terms, const Tensor& labels, const Tensor& softmax,
-              const Tensor& loss, std::int64_t classes, const Tensor& valid, double smoothing) {
+              const Tensor& loss, std::int64_t classes, const Tensor& valid, double smoothing,
+              double z_loss) {
   const int blocks = blocks_here("cross entropy: labels", labels.layout(), 0);
   const std::int64_t parts = terms.size(0), tokens = labels.count(), samples = labels.size(0),
                      unit = samples == 0 ? 0 : tokens / samples;
@@ -42,10 +43,11 @@ void loss_sum(Frame& frame, const Tensor& terms, const Tensor& labels, const Ten
     for (std::int64_t part = 0; part < parts; ++part)
       std::copy_n(terms.data_ptr<double>() + (part * tokens + first) * kernels::kLossTerms,
                   count * kernels::kLossTerms, own.data_ptr<double>() + part * count * kernels::kLossTerms);
-    kernels::cross_entropy_sum(
-        frame.kernels(), own.data_ptr<double>(), static_cast<int>(parts),
-        labels.data_ptr<std::int64_t>() + first, softmax.data_ptr<double>() + first * kernels::kSoftmaxTerms,
-        &sums[static_cast<std::size_t>(i)], count, classes, valid.data_ptr<std::int64_t>(), smoothing);
+    kernels::cross_entropy_sum(frame.kernels(), own.data_ptr<double>(), static_cast<int>(parts),
+                               labels.data_ptr<std::int64_t>() + first,
+                               softmax.data_ptr<double>() + first * kernels::kSoftmaxTerms,
+                               &sums[static_cast<std::size_t>(i)], count, classes,
+                               valid.data_ptr<std::int64_t>(), smoothing, z_loss);
   }
   for (int step = 1; step < blocks; step *= 2)
     for (int i = 0; i + step < blocks; i += 2 * step)

@@ -12,6 +12,6 @@ Tensor loss_terms(Frame& frame, const Tensor& logits, const Tensor& labels, cons
                   const Tensor& valid, double smoothing);
 /// Sums of `terms` of all blocks: softmax of each token, and the loss over blocks of samples.
 void loss_sum(Frame& frame, const Tensor& terms, const Tensor& labels, const Tensor& softmax,
-              const Tensor& loss, std::int64_t classes, const Tensor& valid, double smoothing);
+              const Tensor& loss, std::int64_t classes, const Tensor& valid, double smoothing, double z_loss);
 
 }  // namespace weft::exact

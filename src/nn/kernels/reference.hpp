@@ -466,7 +466,8 @@ void cross_entropy_terms(const T* logits, const std::int64_t* targets, double* t
 
 /// terms: (parts, tokens, kLossTerms), targets: (tokens), softmax: (tokens, kSoftmaxTerms).
 inline double cross_entropy_sum(const double* terms, int parts, const std::int64_t* targets, double* softmax,
-                                std::int64_t tokens, std::int64_t vocab, double count, double smoothing) {
+                                std::int64_t tokens, std::int64_t vocab, double count, double smoothing,
+                                double z_loss) {
   double loss = 0.0;
   for (std::int64_t t = 0; t < tokens; ++t) {
     double sum = 0.0, target = 0.0, all = 0.0, largest = -std::numeric_limits<double>::infinity();
@@ -481,22 +482,25 @@ inline double cross_entropy_sum(const double* terms, int parts, const std::int64
     softmax[t * kSoftmaxTerms + 1] = sum;
     if (targets[t] == kIgnoredTarget) continue;
     loss += std::log(sum) + (1 - smoothing) * (largest - target) +
-            smoothing * (largest - all / static_cast<double>(vocab));
+            smoothing * (largest - all / static_cast<double>(vocab)) +
+            z_loss * std::pow(largest + std::log(sum), 2);
   }
   return loss / count;
 }
 
 template <class T>
 void cross_entropy_backward(const T* logits, const std::int64_t* targets, const double* softmax, T* dlogits,
-                            std::int64_t tokens, const VocabPart& vocab, double count, double smoothing) {
+                            std::int64_t tokens, const VocabPart& vocab, double count, double smoothing,
+                            double z_loss) {
   for (std::int64_t t = 0; t < tokens; ++t) {
     const double largest = softmax[t * kSoftmaxTerms], sum = softmax[t * kSoftmaxTerms + 1];
+    const double of_z = 2 * z_loss * (largest + std::log(sum));
     for (std::int64_t j = 0; j < vocab.count; ++j) {
       const double probability = std::exp(static_cast<double>(logits[t * vocab.count + j]) - largest) / sum;
       const double wanted = (j + vocab.first == targets[t] ? 1 - smoothing : 0.0) +
                             smoothing / static_cast<double>(vocab.whole);
       dlogits[t * vocab.count + j] =
-          targets[t] == kIgnoredTarget ? T{0} : static_cast<T>((probability - wanted) / count);
+          targets[t] == kIgnoredTarget ? T{0} : static_cast<T>((probability * (1 + of_z) - wanted) / count);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <variant>
@@ -77,10 +78,14 @@ Tensor over_ranks(const Tensor& own, const LayoutRef& of_labels) {
 
 }  // namespace
 
-CrossEntropy::CrossEntropy(double label_smoothing) : label_smoothing_(label_smoothing) {
+CrossEntropy::CrossEntropy(double label_smoothing, double z_loss)
+    : label_smoothing_(label_smoothing), z_loss_(z_loss) {
   if (!(label_smoothing >= 0 && label_smoothing <= 1))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("cross entropy: label_smoothing is {}; expected 0 to 1", label_smoothing));
+  if (!(z_loss >= 0 && std::isfinite(z_loss)))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("cross entropy: z_loss is {}; expected a finite number of 0 or more", z_loss));
 }
 
 Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
@@ -126,12 +131,12 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
   const Tensor softmax = frame.compute().make({tokens, kernels::kSoftmaxTerms}, DType::f64);
   const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(losses::loss_layout(tokens_lie));
   if (frame.exact())
-    exact::loss_sum(frame, terms, labels, softmax, loss, classes.whole, valid, label_smoothing_);
+    exact::loss_sum(frame, terms, labels, softmax, loss, classes.whole, valid, label_smoothing_, z_loss_);
   else
     kernels::cross_entropy_sum(frame.kernels(), terms.data_ptr<double>(), static_cast<int>(terms.size(0)),
                                labels.data_ptr<std::int64_t>(), softmax.data_ptr<double>(),
                                loss.data_ptr<double>(), tokens, classes.whole, valid.data_ptr<std::int64_t>(),
-                               label_smoothing_);
+                               label_smoothing_, z_loss_);
   frame.push(*this, {logits, labels, valid, softmax});
   return {loss};
 }
@@ -146,7 +151,7 @@ Tensors CrossEntropy::do_backward(Inputs gradients, Frame& frame) {
   kernels::cross_entropy_backward(
       frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(), softmax.data_ptr<double>(),
       gradients.empty() ? nullptr : gradients[0].data_ptr<double>(), dlogits.data_ptr<float>(),
-      labels.count(), part_of(logits), valid.data_ptr<std::int64_t>(), label_smoothing_);
+      labels.count(), part_of(logits), valid.data_ptr<std::int64_t>(), label_smoothing_, z_loss_);
   return {dlogits};
 }
 

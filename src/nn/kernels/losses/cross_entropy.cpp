@@ -62,12 +62,12 @@ WEFT_CPU_CLONES(void, term_rows,
   }
 }
 
-// losses[t] = log of the sum of e^logit - (1 - smoothing) logits[target] - smoothing (mean of logits), 0
-// if ignored. terms: (parts, tokens, kLossTerms), softmax: (tokens, kSoftmaxTerms); rows [begin, end) of
-// the tokens.
+// losses[t] = z - (1 - smoothing) logits[target] - smoothing (mean of logits) + z_loss z², with z = log of
+// the sum of e^logit; 0 if ignored. terms: (parts, tokens, kLossTerms), softmax: (tokens, kSoftmaxTerms);
+// rows [begin, end) of the tokens.
 void loss_rows(const double* terms, int parts, const std::int64_t* targets, double* softmax, double* losses,
                std::int64_t tokens, std::int64_t begin, std::int64_t end, std::int64_t vocab,
-               double smoothing) {
+               double smoothing, double z_loss) {
   for (std::int64_t t = begin; t < end; ++t) {
     const auto term = [&](int part, int which) { return terms[(part * tokens + t) * kLossTerms + which]; };
     double largest = -std::numeric_limits<double>::infinity(), sum = 0, target = 0, logits = 0;
@@ -82,14 +82,19 @@ void loss_rows(const double* terms, int parts, const std::int64_t* targets, doub
     losses[t] = targets[t] == kIgnoredTarget ? 0.0 : std::log(sum) + (largest - target);
     if (smoothing > 0 && targets[t] != kIgnoredTarget)
       losses[t] += smoothing * (target - logits / static_cast<double>(vocab));
+    if (z_loss > 0 && targets[t] != kIgnoredTarget) {
+      const double z = largest + std::log(sum);
+      losses[t] += z_loss * z * z;
+    }
   }
 }
 
 // The target distribution divided by the number of tokens: the share that smoothing gives to each logit, and
-// the additional share of the target's logit.
+// the additional share of the target's logit; and z_loss.
 struct Wanted {
   double inv_count;
   float of_each, of_target;
+  double z_loss;
 };
 
 WEFT_CPU_CLONES(void, gradient_rows,
@@ -105,7 +110,10 @@ WEFT_CPU_CLONES(void, gradient_rows,
       continue;
     }
     const auto largest = static_cast<float>(softmax[r * kSoftmaxTerms]);
-    const auto factor = static_cast<float>(wanted.inv_count / softmax[r * kSoftmaxTerms + 1]);
+    const double sum = softmax[r * kSoftmaxTerms + 1];
+    double share = wanted.inv_count;
+    if (wanted.z_loss > 0) share *= 1 + 2 * wanted.z_loss * (softmax[r * kSoftmaxTerms] + std::log(sum));
+    const auto factor = static_cast<float>(share / sum);
 #pragma GCC ivdep
     for (std::int64_t j = 0; j < count; ++j) drow[j] = exp_f32(row[j] - largest) * factor - of_each;
     const std::int64_t target = targets[r] - first;
@@ -126,11 +134,11 @@ void cross_entropy_terms(KernelContext& ctx, const float* logits, const std::int
 
 void cross_entropy_sum(KernelContext& ctx, const double* terms, int parts, const std::int64_t* targets,
                        double* softmax, double* loss, std::int64_t tokens, std::int64_t vocab,
-                       const std::int64_t* count, double smoothing) {
+                       const std::int64_t* count, double smoothing, double z_loss) {
   KernelContext::State& state = ctx.state();
   double* losses = state.scratch_f64(tokens);
   parallel_blocks(state, tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
-    loss_rows(terms, parts, targets, softmax, losses, tokens, begin, end, vocab, smoothing);
+    loss_rows(terms, parts, targets, softmax, losses, tokens, begin, end, vocab, smoothing, z_loss);
   });
   double sum = 0.0;
   for (std::int64_t t = 0; t < tokens; ++t) sum += losses[t];
@@ -139,13 +147,13 @@ void cross_entropy_sum(KernelContext& ctx, const double* terms, int parts, const
 
 void cross_entropy_backward(KernelContext& ctx, const float* logits, const std::int64_t* targets,
                             const double* softmax, const double* dloss, float* dlogits, std::int64_t tokens,
-                            VocabPart vocab, const std::int64_t* count, double smoothing) {
+                            VocabPart vocab, const std::int64_t* count, double smoothing, double z_loss) {
   check("cross_entropy_backward", targets, tokens, vocab.whole, *count);
   const double inv_count = 1.0 / static_cast<double>(*count);
   const Wanted wanted{
       inv_count,
       smoothing > 0 ? static_cast<float>(smoothing * inv_count / static_cast<double>(vocab.whole)) : 0.0f,
-      static_cast<float>((1 - smoothing) * inv_count)};
+      static_cast<float>((1 - smoothing) * inv_count), z_loss};
   parallel_blocks(ctx.state(), tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
     gradient_rows(logits + begin * vocab.count, targets + begin, softmax + begin * kSoftmaxTerms,
                   dlogits + begin * vocab.count, end - begin, vocab.first, vocab.count, wanted);
