@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kTrainerOptionsFirstBytes = 72, kStepResultFirstBytes = 40;
 static_assert(offsetof(weft_trainer_options, loss_scale) == kTrainerOptionsFirstBytes);
-static_assert(sizeof(weft_trainer_options) == 144);
+static_assert(sizeof(weft_trainer_options) == 152);
 static_assert(offsetof(weft_step_result, loss_scale) == kStepResultFirstBytes);
 static_assert(sizeof(weft_step_result) == 48);
 constexpr std::size_t kScheduleFirstBytes = 56;
@@ -76,6 +76,7 @@ Trainer::Options options_of(const char* function, const weft_trainer_options& o)
   if (o.loss_scale != 0) to.loss_scale = weft::LossScaler::Options{.scale = o.loss_scale};
   to.label_smoothing = o.label_smoothing;
   to.z_loss = o.z_loss;
+  if (o.freeze != nullptr) to.freeze = weft::FreezeSchedule::from_text(o.freeze);
   if (o.ema_decay != 0) to.ema = weft::Ema::Options{.decay = o.ema_decay, .warm_up = o.ema_warm_up};
   return to;
 }

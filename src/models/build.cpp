@@ -57,6 +57,22 @@ void expect_exact(Module& model, const BuildOptions& options, const ParallelMode
 
 }  // namespace
 
+void ParallelModel::set_trainable(std::span<Parameter* const> given, bool trainable) {
+  for (const Parameter* p : given)
+    if (p->has_gradient())
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("set_trainable: \"{}\" has a gradient; expected a call between steps", p->path()));
+  if (sharded) {
+    for (Parameter* p : given) sharded->set_trainable(*p, trainable);
+    return;
+  }
+  const GradientReducerOptions options = reducer->options();
+  reducer.reset();  // it listens to the parameters that were trained when it was made
+  for (Parameter* p : given) p->set_trainable(trainable);
+  reducer = std::make_unique<GradientReducer>(parameters(), data, options);
+}
+
 Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const {
   Shape global = rows.shape();
   global[0] = global_rows;

@@ -81,6 +81,7 @@ std::vector<Setting> settings_of(const Trainer::Options& o, std::uint64_t optimi
                                    : 0},
       {"options.label_smoothing", of({o.label_smoothing})},
       {"options.z_loss", of({o.z_loss})},
+      {"options.freeze", static_cast<std::int64_t>(hash_of(to_string(o.freeze)))},
       {"options.ema", o.ema ? of({o.ema->decay, static_cast<double>(o.ema->warm_up)}) : 0},
       {"steps()", steps},
       {"what the parameters were initialised with (the seed)", static_cast<std::int64_t>(first_values >> 2),
@@ -105,8 +106,30 @@ Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
   if (!(options.max_norm >= 0))
     wrong(fmt::format("max_norm is {}; expected 0 (no clipping) or more", options.max_norm));
   if (options.loss_scale) scaler_.emplace(*options.loss_scale);
+  options.freeze.check(model.parameters());
+  freeze_at(0);
   optimizer_ = make_optimizer(compute, model.parameters(), options.optimizer, options.groups);
   if (options.ema) ema_ = std::make_unique<Ema>(compute, model.parameters(), *options.ema);
+}
+
+// Freezes and unfreezes what the schedule says of this step. A parameter that is trained for the first time
+// gets its state.
+void Trainer::freeze_at(std::int64_t step) {
+  if (options_.freeze.empty()) return;
+  std::vector<Parameter*> changed[2];  // those that are frozen, and those that are unfrozen
+  for (Parameter* p : model_->parameters()) {
+    const std::optional<bool> frozen = options_.freeze.frozen(p->path(), step);
+    if (frozen && p->trainable() == *frozen) changed[*frozen ? 0 : 1].push_back(p);
+  }
+  for (const bool trainable : {false, true})
+    if (!changed[trainable].empty()) model_->set_trainable(changed[trainable], trainable);
+  const auto is_new = [](const auto* trains, Parameter* p) {
+    return trains != nullptr && std::ranges::count(trains->parameters(), p) == 0;
+  };
+  for (Parameter* p : changed[1]) {
+    if (is_new(optimizer_.get(), p)) optimizer_->add(*p);
+    if (is_new(ema_.get(), p)) ema_->add(*p);
+  }
 }
 
 std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches) const {
@@ -279,6 +302,7 @@ Trainer::Result Trainer::backward(std::span<const TokenBatch> batches, std::opti
   Result result{.step = steps_};
   std::vector<Placed> all;
   result.tokens = agree(batches, lr, all);
+  freeze_at(steps_);
   try {
     result.loss = passes(all, result.tokens);
     if (scaler_) finite_ = scaler_->unscale(optimizer_->parameters(), model_->mesh, compute_);

@@ -1,16 +1,19 @@
 // The state of a Trainer: its size, and checkpoints of it.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
+#include <optional>
 
 #include "weft/base/error.hpp"
+#include "weft/checkpoint/reader.hpp"
 #include "weft/models/trainer.hpp"
 #include "weft/train/checkpoint.hpp"
 
 namespace weft {
 namespace {
 
-constexpr const char *kSeed = "trainer.seed", *kLossScale = "trainer.loss_scale";
+constexpr const char *kSeed = "trainer.seed", *kLossScale = "trainer.loss_scale", *kFreeze = "trainer.freeze";
 
 // Returns the seed in a checkpoint; `mine` if the checkpoint has none.
 std::uint64_t seed_of(const CheckpointInfo& info, std::uint64_t mine) {
@@ -24,6 +27,35 @@ std::uint64_t seed_of(const CheckpointInfo& info, std::uint64_t mine) {
                 "trainer: " + fmt::format("\"{}\" of {} is \"{}\"; expected a number from 0 to 2^64 - 1",
                                           kSeed, info.folder.string(), digits));
   return seed;
+}
+
+// Throws if the checkpoint was trained with another schedule.
+void expect_same_freezing(const CheckpointInfo& info, const FreezeSchedule& mine) {
+  const auto found = info.extra.find(kFreeze);
+  const FreezeSchedule theirs = FreezeSchedule::from_text(found == info.extra.end() ? "" : found->second);
+  if (theirs == mine) return;
+  std::string differences;
+  const auto only = [&](const FreezeSchedule& a, const FreezeSchedule& b, const char* where) {
+    for (const FreezeRule& rule : a.rules())
+      if (std::ranges::count(b.rules(), rule) == 0)
+        differences += fmt::format("{}{} is only {}", differences.empty() ? "" : ", ",
+                                   to_string(FreezeSchedule({rule})), where);
+  };
+  only(theirs, mine, "there");
+  only(mine, theirs, "here");
+  if (differences.empty())
+    differences = fmt::format("the order is {} there and {} here", to_string(theirs), to_string(mine));
+  throw Error(ErrorCode::bad_argument, fmt::format("trainer: \"{}\" has another freeze schedule: {}",
+                                                   info.folder.string(), differences));
+}
+
+// The description of the checkpoint; nothing if it cannot be read: load_checkpoint() says why, on all ranks.
+std::optional<CheckpointInfo> described(const std::filesystem::path& directory) {
+  try {
+    return CheckpointReader::open(directory).info();
+  } catch (const Error&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace
@@ -44,6 +76,7 @@ Trainer::Memory Trainer::memory() const {
 
 CheckpointExtra Trainer::with_state(CheckpointExtra extra) const {
   extra[kSeed] = std::to_string(options_.seed);
+  if (!options_.freeze.empty()) extra[kFreeze] = to_string(options_.freeze);
   if (scaler_) extra[kLossScale] = scaler_->to_text();
   return extra;
 }
@@ -62,6 +95,12 @@ bool Trainer::save(AsyncCheckpoint& saves, const std::filesystem::path& director
 
 CheckpointInfo Trainer::load(const std::filesystem::path& directory) {
   discard();
+  if (const std::optional<CheckpointInfo> first = described(directory)) {
+    expect_same_freezing(*first, options_.freeze);
+    // The checkpoint has states of all parameters that its steps have trained.
+    for (const FreezeRule& rule : options_.freeze.rules())
+      if (rule.step < first->step) freeze_at(rule.step);
+  }
   CheckpointInfo info =
       load_checkpoint(directory, model_->mesh, *model_->model, TrainingState(optimizer_.get(), ema_.get()));
   options_.seed = seed_of(info, options_.seed);

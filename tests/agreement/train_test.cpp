@@ -238,6 +238,10 @@ Rows trainers() {
       of_trainer("options.loss_scale", [](Options& o) { o.loss_scale = LossScaler::Options{}; }),
       of_trainer("options.label_smoothing", [](Options& o) { o.label_smoothing = 0.1; }),
       of_trainer("options.z_loss", [](Options& o) { o.z_loss = 1e-4; }),
+      of_trainer("options.freeze",
+                 [](Options& o) {
+                   o.freeze = FreezeSchedule({{9, "layers.0", true}});
+                 }),
       of_trainer("options.ema", [](Options& o) { o.ema = Ema::Options{}; }),
       {"Trainer::step", "lr", where, ErrorCode::bad_argument,
        "trainer: the learning rate is 0.…, and 0.01 to 0.02 on the ranks of dp=2 x tp=1; expected the same "

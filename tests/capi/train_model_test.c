@@ -665,12 +665,24 @@ static void averages(rank_args* a) {
   OK(weft_trainer_create(p.model, &with, &trainer, &error));
   OK(backward(trainer, &p, 0, &result, &error));
   const double with_z = result.loss;
+  OK(weft_trainer_discard(trainer, &error));
   weft_trainer_destroy(trainer);
   OK(weft_trainer_create(p.model, NULL, &trainer, &error));
   OK(backward(trainer, &p, 0, &result, &error));
-  CHECK(with_z - result.loss > 0.01); /* (log of 61 entries)^2 is more than 1 */
+  CHECK(with_z - result.loss > 0.01); /* (log of the entries)^2 is more than 1 */
+  OK(weft_trainer_discard(trainer, &error));
   weft_trainer_destroy(trainer);
   with.z_loss = 0;
+  with.freeze = "0:frozen:layer.0";
+  CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
+              "freeze schedule: the pattern \"layer.0\" of step 0 matches no parameter");
+  with.freeze = "0:frozen:*,1:trained:layers.0";
+  OK(weft_trainer_create(p.model, &with, &trainer, &error));
+  weft_trainer_destroy(trainer);
+  with.freeze = "0:trained:*";
+  OK(weft_trainer_create(p.model, &with, &trainer, &error));
+  weft_trainer_destroy(trainer);
+  with.freeze = NULL;
   with.label_smoothing = -1;
   CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
               "cross entropy: label_smoothing is -1; expected 0 to 1");
@@ -973,7 +985,7 @@ static void refuses_trainers(weft_model* model) {
   REFUSED(weft_trainer_create(model, &o, NULL, &error), "weft_trainer_create: trainer is NULL");
   o.struct_size = 4;
   REFUSED(TRAINER(),
-          "weft_trainer_create: options->struct_size is 4; expected 136: initialise it with "
+          "weft_trainer_create: options->struct_size is 4; expected 152: initialise it with "
           "WEFT_TRAINER_OPTIONS_INIT");
   o.struct_size = sizeof(o);
   o.optimizer = 5;

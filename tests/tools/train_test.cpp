@@ -221,6 +221,28 @@ TEST_F(TrainTest, AveragesAndLabelSmoothingGoOn) {
                         "there and not set here, --z-loss is 0.001 there and not set here"));
 }
 
+// A part of the model that is unfrozen by step, over a stop, and on another mesh.
+TEST_F(TrainTest, AFreezeScheduleGoesOn) {
+  const auto with = [&](const Words& more) {
+    Words words{"--ranks", "2", "--freeze", "3:trained:layers.0,0:frozen:layers.0", "--ema", "0.8", "--save"};
+    words.insert(words.end(), more.begin(), more.end());
+    return small(words);
+  };
+  ASSERT_EQ(run(with({file("whole"), "--until", "6", "--metrics", file("a")})), 0) << err();
+  for (const std::string stop : {"2", "4"}) {
+    const std::string parts = "parts" + stop;
+    ASSERT_EQ(run(with({file(parts), "--until", stop, "--metrics", file("b")})), 0) << err();
+    ASSERT_EQ(run(with({file(parts), "--until", "6", "--metrics", file("b"), "--resume"})), 0) << err();
+    EXPECT_EQ(losses("a"), losses("b"));
+    EXPECT_EQ(run({"checkpoint", "diff", file("whole"), file(parts)}), 0) << out();
+  }
+  ASSERT_EQ(run(with({file("whole"), "--until", "8", "--resume", "--data", "fsdp"})), 0) << err();
+  EXPECT_EQ(run(small({"--ranks", "2", "--ema", "0.8", "--save", file("whole"), "--resume"})), 2);
+  EXPECT_THAT(err(),
+              HasSubstr("is of another run: --freeze is 0:frozen:layers.0,3:trained:layers.0 there and "
+                        "not set here"));
+}
+
 // Every optimizer trains, continues where it was saved, and is part of the run's identity.
 TEST_F(TrainTest, OtherOptimizersAndGroupsGoOn) {
   for (const std::string optimizer : {"sgd", "lion", "schedule-free", "muon"}) {
@@ -679,6 +701,10 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--groups", "head:lr=1"}, "groups has \"lr=1\"; expected rate=NUMBER or decay=NUMBER");
   expect({"--groups", "head:rate=x"}, "groups has \"rate=x\"; expected rate=NUMBER or decay=NUMBER");
   expect({"--groups", "tail:rate=1"}, "a group has the pattern \"tail\", which matches no parameter");
+  expect({"--freeze", "0:thawed:layers.0"},
+         "freeze schedule: \"0:thawed:layers.0\"; expected STEP:frozen:PATTERN or STEP:trained:PATTERN");
+  expect({"--freeze", "0:frozen:layer.0"},
+         "freeze schedule: the pattern \"layer.0\" of step 0 matches no parameter");
   expect({"--z-loss", "-1"}, "z-loss is -1; expected a finite number of 0 or more");
   expect({"--ema", "1"}, "ema is 1; expected 0 (none) or more, and less than 1");
   expect({"--ranks", "4", "--dp", "3"}, "dp=3");

@@ -71,11 +71,17 @@ typedef struct weft_trainer_options {
   /* 0 or more: z_loss (log Z)^2 is added to the loss of each label, with Z the sum of e^logit over the
    * vocabulary; see weft_vocab_loss_options. */
   double z_loss;
+  /* Which parameters are trained at which step: rules STEP:frozen:PATTERN or STEP:trained:PATTERN, separated
+   * by commas ("0:frozen:layers.*,100:trained:layers.3"). The last rule that has begun and matches a
+   * parameter counts; patterns are those of weft_parameter_group. A part that is trained for the first time
+   * begins with the state of a new optimizer. weft_trainer_save stores the rules; weft_trainer_load refuses
+   * a checkpoint with others. NULL: all is trained that the model trains. */
+  const char* freeze;
 } weft_trainer_options;
 #define WEFT_TRAINER_OPTIONS_INIT                                                                         \
   {                                                                                                       \
     sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0, 0, 0, false, NULL, \
-        NULL, 0, 0, 5, false, false, 0                                                                    \
+        NULL, 0, 0, 5, false, false, 0, NULL                                                              \
   }
 
 /* `options` may be NULL; all ranks must give the same. No communication. Only one trainer of a model at a

@@ -107,6 +107,11 @@ struct ParallelModel {
   void finish() { sharded ? sharded->finish() : reducer->finish(); }
 
   std::vector<Parameter*> parameters() const { return model->parameters(); }
+  /// Freezes these parameters, or unfreezes them, between steps: gradients of trained parameters are reduced
+  /// like all others. With DataForm::ddp this makes the reducer anew, whose first finish() compares the
+  /// parameters of the ranks again. No communication, but all ranks must call it alike. Throws bad_argument,
+  /// before anything changes, if one of them has a gradient.
+  void set_trainable(std::span<Parameter* const> given, bool trainable);
   /// Gives this rank's rows of a batch the layout that layers expect: that of Recipe::place, or the first
   /// dimension split over the data axes. `rows` is (this rank's rows, …), and the global batch has
   /// `global_rows` rows. Throws layout if the counts do not fit.

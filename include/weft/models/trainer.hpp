@@ -16,6 +16,7 @@
 #include "weft/models/build.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/train/ema.hpp"
+#include "weft/train/freeze_schedule.hpp"
 #include "weft/train/loss_scaler.hpp"
 #include "weft/train/make_optimizer.hpp"
 
@@ -59,6 +60,12 @@ class Trainer {
     double label_smoothing = 0;
     /// The loss that keeps the softmax's sum near 1; see CrossEntropy. Result::loss includes it.
     double z_loss = 0;
+    /// Which parameters are trained at which step. A parameter that is trained for the first time begins then
+    /// with the state of a new optimizer and with an average equal to its master; it comes last in
+    /// gradients(). While it is frozen it has no gradient: it does not decay, and it counts neither for the
+    /// norm of the gradients nor for the averages. A parameter that is frozen again keeps its state. save()
+    /// stores the schedule.
+    FreezeSchedule freeze = {};
     /// Averages of the masters over the steps that are not skipped, in ema(). save() and load() include them.
     std::optional<Ema::Options> ema = std::nullopt;
   };
@@ -153,7 +160,10 @@ class Trainer {
   /// with steps() as the step. Collective. The checkpoint also holds the seed of the random numbers in a
   /// pass, as the string "trainer.seed", and the state of loss scaling, as "trainer.loss_scale"; load()
   /// restores both. The randomness of a run depends only on this seed and the step. load() drops the
-  /// gradients of a backward().
+  /// gradients of a backward(). The checkpoint also holds Options::freeze, as "trainer.freeze": load() throws
+  /// bad_argument, before anything changes, if the trainer has another schedule; the text names the rules
+  /// that differ. Load a checkpoint of a schedule into a new trainer: parameters that the trainer has
+  /// unfrozen after the checkpoint's step have states that the checkpoint has not.
   void save(const std::filesystem::path& directory, const CheckpointExtra& extra = {},
             const SaveOptions& options = {}) const;
   /// Saves in the background by AsyncCheckpoint::save(); `saves` must have been made for the model's mesh.
@@ -172,6 +182,7 @@ class Trainer {
   Result backward(std::span<const TokenBatch> batches, std::optional<double> lr);
   double passes(const std::vector<Placed>& placed, std::int64_t valid);
   Result apply(double lr);
+  void freeze_at(std::int64_t step);
   CheckpointExtra with_state(CheckpointExtra extra) const;
 
   ParallelModel* model_;

@@ -76,6 +76,8 @@ class GradientReducer {
   /// until the gradients are zeroed.
   void finish();
 
+  const Options& options() const noexcept { return options_; }
+
   /// Bytes of each bucket, in the order they are reduced; empty before the first finish().
   std::vector<std::int64_t> bucket_bytes() const;
   /// The number of reductions posted during backward passes, and not by finish(): a measure of overlap.

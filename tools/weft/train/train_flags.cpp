@@ -31,6 +31,7 @@ void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--label-smoothing", c.label_smoothing,
         "Of each byte's weight in the loss, what goes to all bytes alike");
   visit("--z-loss", c.z_loss, "Factor of the square of the log of the softmax's sum, in the loss; 0: none");
+  visit("--freeze", c.freeze, "What is trained when: STEP:frozen:PATTERN or STEP:trained:PATTERN, by commas");
   visit("--ema", c.ema, "Decay of averages of the parameters, which checkpoints hold, too; 0: none");
   visit("--seed", c.seed, "Of weights and batches");
   visit("--threads", c.threads, "Threads per rank; 0: WEFT_THREADS, or a share of the cores");

@@ -68,6 +68,7 @@ Trainer::Options trainer_options(const TrainConfig& config) {
   if (config.loss_scale != 0) options.loss_scale = LossScaler::Options{.scale = config.loss_scale};
   options.label_smoothing = config.label_smoothing;
   options.z_loss = config.z_loss;
+  options.freeze = FreezeSchedule::from_text(config.freeze);
   if (config.ema != 0) options.ema = Ema::Options{.decay = config.ema, .warm_up = true};
   return options;
 }
@@ -208,6 +209,7 @@ MeshShape TrainConfig::check(int ranks) const {
     bad_training(fmt::format("loss-scale is {}; expected 0 (none), or a finite number above 0", loss_scale));
   if (!(label_smoothing >= 0 && label_smoothing <= 1))
     bad_training(fmt::format("label-smoothing is {}; expected 0 to 1", label_smoothing));
+  FreezeSchedule::from_text(freeze);
   if (!(z_loss >= 0 && std::isfinite(z_loss)))
     bad_training(fmt::format("z-loss is {}; expected a finite number of 0 or more", z_loss));
   if (!(ema >= 0 && ema < 1))
@@ -277,6 +279,8 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
   if (config.label_smoothing != 0) identity += fmt::format(" label_smoothing={}", config.label_smoothing);
   if (config.optimizer != "adamw") identity += fmt::format(" optimizer={}", config.optimizer);
   if (!config.groups.empty()) identity += fmt::format(" groups={}", config.groups);
+  if (!config.freeze.empty())
+    identity += fmt::format(" freeze={}", to_string(FreezeSchedule::from_text(config.freeze)));
   if (config.z_loss != 0) identity += fmt::format(" z_loss={}", config.z_loss);
   if (config.ema != 0) identity += fmt::format(" ema={}", config.ema);
   if (rates.form != ScheduleForm::cosine) identity += fmt::format(" schedule={}", name(rates.form));

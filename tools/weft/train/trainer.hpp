@@ -41,6 +41,7 @@ struct TrainConfig {
   double loss_scale = 0;       ///< dynamic, beginning with this value; 0: none
   double label_smoothing = 0;  ///< see CrossEntropy
   double z_loss = 0;           ///< see CrossEntropy
+  std::string freeze;          ///< a FreezeSchedule as text
   double ema = 0;              ///< the decay of averages of the parameters, with warm-up; 0: none. See Ema
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: the ranks divided by tp
