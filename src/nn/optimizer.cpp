@@ -10,6 +10,7 @@
 
 #include "base/hash.hpp"
 #include "nn/history.hpp"
+#include "nn/swapped_masters.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/host/device_runtime.hpp"
@@ -68,6 +69,7 @@ void Optimizer::begin(std::function<StateNames(const Parameter&)> names) {
   std::vector<Parameter*> given = std::move(parameters_);
   parameters_.clear();
   for (Parameter* p : given) {
+    if (std::ranges::count(given, p) > 1) bad_optimizer(fmt::format("\"{}\" is given twice", p->path()));
     if (p->trainable())
       add_state(*p);
     else
@@ -115,7 +117,10 @@ void Optimizer::expect_trained_values(const char* call) const {
 }
 
 void Optimizer::step(double lr) {
+  if (!(lr >= 0 && std::isfinite(lr)))
+    bad_optimizer(fmt::format("the learning rate is {}; expected a finite number of 0 or more", lr));
   expect_trained_values("step()");
+  expect_trained_masters("optimizer: step()", parameters_);
   for (const Parameter* p : frozen_)
     if (p->trainable())
       bad_optimizer(fmt::format("\"{}\" was frozen when the optimizer was made; add() it when it is unfrozen",
@@ -160,6 +165,7 @@ void Optimizer::visit_state(const Visitor& see) const {
 
 void Optimizer::swap_in() {
   expect_trained_values("swap_in()");
+  expect_trained_masters("optimizer: swap_in()", parameters_);
   exchange_in();
   swapped_ = true;
 }
@@ -168,6 +174,15 @@ void Optimizer::swap_out() {
   if (!swapped_) bad_optimizer("swap_out() without swap_in()");
   exchange_out();
   swapped_ = false;
+}
+
+Optimizer::Swapped::~Swapped() {
+  if (!optimizer_->swapped()) return;  // the program did it
+  try {
+    optimizer_->swap_out();
+  } catch (const std::exception&) {
+    // A master has another shape now: swapped() stays true, and the next call throws.
+  }
 }
 
 void AdamW::Options::check() const {
@@ -285,6 +300,7 @@ void ScheduleFreeAdamW::exchange_in() {
       kept_.push_back({});
       continue;
     }
+    mark_swapped(p, "values for evaluation");
     kept_.push_back(compute().make(p.master().shape()));
     copy(compute().context(), p.master(), kept_.back(), compute().stream());
     kernels::sgd_step(kernels_of(compute()), p.write_master().data_ptr<float>(), nullptr,
@@ -294,8 +310,11 @@ void ScheduleFreeAdamW::exchange_in() {
 }
 
 void ScheduleFreeAdamW::exchange_out() {
-  for (std::size_t i = 0; i < parameters().size(); ++i)
-    if (kept_[i]) copy(compute().context(), kept_[i], parameters()[i]->write_master(), compute().stream());
+  for (std::size_t i = 0; i < parameters().size(); ++i) {
+    if (!kept_[i]) continue;
+    copy(compute().context(), kept_[i], parameters()[i]->write_master(), compute().stream());
+    mark_trained(*parameters()[i]);
+  }
   kept_.clear();
 }
 

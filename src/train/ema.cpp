@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <span>
 
+#include "nn/swapped_masters.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/host/device_runtime.hpp"
@@ -34,6 +37,7 @@ void Ema::add(Parameter& parameter) {
   if (std::find(parameters_.begin(), parameters_.end(), &parameter) != parameters_.end())
     bad_ema(fmt::format("\"{}\" is averaged already", parameter.path()));
   if (swapped_) bad_ema("add() while the averages are swapped in; swap_out() first");
+  expect_trained_masters("ema: add()", std::span<Parameter* const>(std::array{&parameter}));
   Compute& compute = *compute_;
   const Tensor& master = parameter.master();
   compute.expect_here(parameter.path(), master);
@@ -68,6 +72,7 @@ double Ema::decay_at(std::int64_t n) const noexcept {
 
 void Ema::update() {
   expect_sound("update()");
+  expect_trained_masters("ema: update()", parameters_);
   expect_same_layouts();
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];
@@ -107,14 +112,17 @@ void Ema::exchange() {
 
 void Ema::swap_in() {
   expect_sound("swap_in()");
+  expect_trained_masters("ema: swap_in()", parameters_);
   exchange();
   swapped_ = true;
+  for (const Parameter* p : parameters_) mark_swapped(*p, "averages");
 }
 
 void Ema::swap_out() {
   if (!swapped_) bad_ema("swap_out() without swap_in()");
   exchange();
   swapped_ = false;
+  for (const Parameter* p : parameters_) mark_trained(*p);
 }
 
 Ema::Swapped::~Swapped() {

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/hash.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/host/copy.hpp"
@@ -33,15 +34,39 @@ std::uint64_t digest_of_options(const Muon::Options& o) {
   return hash.value;
 }
 
-DeviceMesh mesh_of(const Parameter& p) {
+// The ranks that share the work; empty: this rank alone.
+DeviceMesh mesh_of(const Muon::Options& options, const Parameter& p) {
+  if (options.axes) return options.axes;
   const LayoutRef& layout = p.master().layout();
   return layout == nullptr ? DeviceMesh() : layout->mesh().root();
 }
 
-// to = a·to + b·from, as a step of SGD, which every device that trains computes.
+// Throws mismatch on all ranks of `mesh` if their lists of matrices differ.
+void expect_same_matrices(const DeviceMesh& mesh, const std::vector<Parameter*>& matrices) {
+  const auto digest_of_matrix = [&](std::size_t i) {
+    const Parameter& p = *matrices[i];
+    return digest_of_view(p.path(), p.master().view(), p.master().layout());
+  };
+  ListDigest digest;
+  for (std::size_t i = 0; i < matrices.size(); ++i) digest.add(digest_of_matrix(i));
+  gather_with_list("muon", mesh, digest, {}, [&] {
+    return ListEntries{"matrix", matrices.size(), digest_of_matrix, [&](std::size_t i) {
+                         const Parameter& p = *matrices[i];
+                         return text_of_view(p.path(), p.master().view(), p.master().layout());
+                       }};
+  });
+}
+
+// to = a·to + b·from, as a step of SGD, which every device that trains computes. With a small `a`, one step
+// would lose digits of `from` if `to` is much larger.
 void blend(kernels::KernelContext& on, const Tensor& to, double a, double b, const Tensor& from) {
+  const bool small = std::abs(a) < 0.5;
+  if (a == 0)
+    kernels::fill(on, to.data_ptr<float>(), 0.0f, to.count());
+  else if (small)
+    kernels::scale(on, to.data_ptr<float>(), static_cast<float>(a), to.count());
   kernels::sgd_step(on, to.data_ptr<float>(), nullptr, from.data_ptr<float>(), to.count(),
-                    {-b, 0, b == 0 ? 0 : (a - 1) / b});
+                    {-b, 0, small || b == 0 ? 0 : (a - 1) / b});
 }
 
 }  // namespace
@@ -74,7 +99,7 @@ Muon::Muon(Compute& compute, std::vector<Parameter*> parameters, const Options& 
                              [&](const Parameter* p) { return matches_part(pattern, p->path()); }))
       bad_option(fmt::format("adamw_for has the pattern \"{}\", which matches no parameter", pattern));
   begin([this](const Parameter& p) {
-    return is_matrix(p) ? StateNames{{"momentum"}} : StateNames{{"exp_avg", "exp_avg_sq"}};
+    return is_matrix(p) ? StateNames{{"muon_momentum"}} : StateNames{{"exp_avg", "exp_avg_sq"}};
   });
 }
 
@@ -149,14 +174,21 @@ void Muon::update_all(std::span<const Item> items) {
     else
       update(item);
   }
+  for (std::size_t i = 0; i < matrices.size();) {
+    const DeviceMesh mesh = mesh_of(options_, *matrices[i]->parameter);
+    std::vector<Parameter*> together;
+    for (; i < matrices.size() && mesh_of(options_, *matrices[i]->parameter) == mesh; ++i)
+      together.push_back(matrices[i]->parameter);
+    if (mesh && mesh.size() > 1) expect_same_matrices(mesh, together);
+  }
   for (std::size_t first = 0; first < matrices.size();) {
-    const DeviceMesh mesh = mesh_of(*matrices[first]->parameter);
+    const DeviceMesh mesh = mesh_of(options_, *matrices[first]->parameter);
     const int ranks = mesh ? mesh.size() : 1, rank = mesh ? mesh.rank() : 0;
     std::vector<Tensor> wholes;
     std::size_t end = first;
     for (; end < matrices.size() && end - first < static_cast<std::size_t>(ranks); ++end) {
       const Item& item = *matrices[end];
-      if (end > first && !(mesh_of(*item.parameter) == mesh)) break;
+      if (end > first && !(mesh_of(options_, *item.parameter) == mesh)) break;
       const Tensor gathered = full(momentum_of(item));
       const Tensor whole = compute().make(gathered.shape(), DType::f32, Memory::shared);
       copy(compute().context(), gathered, whole, compute().stream());

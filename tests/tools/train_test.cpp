@@ -698,8 +698,13 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--label-smoothing", "1.5"}, "label-smoothing is 1.5; expected 0 to 1");
   expect({"--optimizer", "adam"}, "--optimizer");
   expect({"--groups", "head"}, "groups has \"head\"; expected PATTERN,...:rate=NUMBER:decay=NUMBER");
-  expect({"--groups", "head:lr=1"}, "groups has \"lr=1\"; expected rate=NUMBER or decay=NUMBER");
-  expect({"--groups", "head:rate=x"}, "groups has \"rate=x\"; expected rate=NUMBER or decay=NUMBER");
+  expect({"--groups", "head:lr=1"},
+         "groups has \"lr=1\"; expected rate=NUMBER or decay=NUMBER, each at most once, of 0 or more");
+  expect({"--groups", "head:rate=x"}, "groups has \"rate=x\"; expected rate=NUMBER");
+  expect({"--groups", "head:rate=-1"}, "groups has \"rate=-1\"; expected rate=NUMBER");
+  expect({"--groups", "head:rate=1:rate=0"}, "groups has \"rate=0\"; expected rate=NUMBER");
+  expect({"--groups", ":rate=1"}, "groups has \":rate=1\"; expected PATTERN,...:rate=NUMBER");
+  expect({"--groups", "head:rate=1;"}, "groups has \"\"; expected PATTERN,...:rate=NUMBER");
   expect({"--groups", "tail:rate=1"}, "a group has the pattern \"tail\", which matches no parameter");
   expect({"--freeze", "0:thawed:layers.0"},
          "freeze schedule: \"0:thawed:layers.0\"; expected STEP:frozen:PATTERN or STEP:trained:PATTERN");

@@ -1,13 +1,16 @@
 // Every optimizer: by its formulas in f64, on parameters however they are cut, saved and continued on another
 // mesh, with groups, and with parameters that are unfrozen later.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/temporary_folder.hpp"
 #include "train/bag.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/train/checkpoint.hpp"
+#include "weft/train/ema.hpp"
 #include "weft/train/make_optimizer.hpp"
 
 namespace weft::optimizers_test {
@@ -397,6 +400,119 @@ TEST(Optimizers, TakeNoStepWithTheValuesForEvaluation) {
     EXPECT_EQ(error_of([&] { optimizer.visit_state([](auto&&...) {}); }).what(), text("visit_state()"));
   }
   EXPECT_FALSE(optimizer.swapped());
+}
+
+// Averages, and the values to evaluate, are never trained, averaged or exchanged in the place of the masters.
+TEST(Optimizers, ValuesInThePlaceOfTheMastersAreLeftAlone) {
+  Context context;
+  Model model(context);
+  ScheduleFreeAdamW optimizer(model.bag.compute(), model.bag.parameters(), {});
+  Ema ema(model.bag.compute(), model.bag.parameters());
+  model.train(optimizer, 1, 2);
+  ema.update();
+  model.train(optimizer, 3, 2);
+  const auto trained = model.wholes();
+  {
+    const Ema::Swapped averages(ema);
+    EXPECT_STREQ(error_of([&] { optimizer.swap_in(); }).what(),
+                 "optimizer: swap_in(): \"wide\" holds the averages; swap_out() first");
+    EXPECT_STREQ(error_of([&] { optimizer.step(kRate); }).what(),
+                 "optimizer: step(): \"wide\" holds the averages; swap_out() first");
+    EXPECT_FALSE(optimizer.swapped());
+  }
+  {
+    const Optimizer::Swapped values(optimizer);
+    EXPECT_STREQ(error_of([&] { ema.swap_in(); }).what(),
+                 "ema: swap_in(): \"wide\" holds the values for evaluation; swap_out() first");
+    EXPECT_STREQ(error_of([&] { ema.update(); }).what(),
+                 "ema: update(): \"wide\" holds the values for evaluation; swap_out() first");
+    EXPECT_FALSE(ema.swapped());
+  }
+  EXPECT_EQ(model.wholes(), trained);
+}
+
+TEST(Optimizers, RefuseRatesAndParametersGivenTwice) {
+  Context context;
+  Model model(context);
+  AdamW optimizer(model.bag.compute(), model.bag.parameters(), {});
+  model.give_gradients(1);
+  const auto before = model.wholes();
+  EXPECT_STREQ(error_of([&] { optimizer.step(NAN); }).what(),
+               "optimizer: the learning rate is nan; expected a finite number of 0 or more");
+  EXPECT_STREQ(error_of([&] { optimizer.step(-1); }).what(),
+               "optimizer: the learning rate is -1; expected a finite number of 0 or more");
+  EXPECT_EQ(model.wholes(), before);
+  Parameter* const p = model.bag.parameters()[0];
+  EXPECT_STREQ(error_of([&] {
+                 SGD twice(model.bag.compute(), {p, p}, {});
+               }).what(),
+               "optimizer: \"wide\" is given twice");
+}
+
+// A gradient far smaller than the last one is not lost where a factor of the past is 0.
+TEST(Optimizers, SmallGradientsAfterLargeOnesCount) {
+  for (const OptimizerOptions& options :
+       {OptimizerOptions(Lion::Options{.beta1 = 0, .beta2 = 0, .weight_decay = 0}),
+        OptimizerOptions(Muon::Options{.momentum = 0, .weight_decay = 0})}) {
+    Context context;
+    Bag bag;
+    Parameter& w = bag.put(context, "w", {1, 1});
+    w.write_master().f32()[0] = 0;
+    const auto optimizer = make_optimizer(bag.compute(), bag.parameters(), options);
+    float last = 0;
+    for (const float g : {1.0f, -1e-9f}) {
+      w.zero_gradient();
+      w.accumulate(nullptr, [&](const Tensor& into, bool) { into.f32()[0] = g; });
+      last = w.master().f32()[0];
+      optimizer->step(0.1);
+    }
+    EXPECT_GT(w.master().f32()[0], last);
+  }
+}
+
+// Two stages of a pipeline hold other matrices: an error on all ranks, unless Muon has the axes of a stage.
+TEST(Muon, OfAStageOfAPipelineTakesItsAxes) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), MeshShape{{"pp", 2}, {"dp", 2}});
+    const int stage = mesh.coordinate("pp");
+    Bag bag;
+    const LayoutRef layout = make_layout(mesh, {Replicate{}, Shard{0}}, {4, 4});
+    const auto train = [&](Muon& muon) {
+      for (Parameter* p : bag.parameters()) {
+        p->zero_gradient();
+        p->accumulate(layout, [&](const Tensor& into, bool) {
+          for (std::size_t i = 0; i < into.f32().size(); ++i)
+            into.f32()[i] = std::sin(
+                static_cast<float>(i * 3 + static_cast<std::size_t>(stage * 5 + mesh.coordinate("dp"))));
+        });
+      }
+      muon.step(0.1);
+    };
+    for (int i = 0; i < 3; ++i) {
+      Parameter& p =
+          bag.put(rank.context, "stage" + std::to_string(stage) + "_" + std::to_string(i), {4, 4}, layout);
+      std::ranges::fill(p.write_master().f32(), 0.0f);
+    }
+    Muon wrong(bag.compute(), bag.parameters(), {});
+    const Error error = error_of([&] { train(wrong); });
+    EXPECT_EQ(error.code(), ErrorCode::mismatch);
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("muon: matrix 0 is \"stage0_0\""));
+    Muon muon(bag.compute(), bag.parameters(), {.momentum = 0, .weight_decay = 0, .axes = mesh["dp"]});
+    train(muon);
+    // Without a past, the step depends on the gradient alone: that of one rank.
+    Bag one;
+    Parameter& w = one.put(rank.context, "w", {4, 4});
+    std::ranges::fill(w.write_master().f32(), 0.0f);
+    const Tensor g = full(bag.parameters()[0]->gradient().with_layout(layout));
+    w.accumulate(nullptr, [&](const Tensor& into, bool) { std::ranges::copy(g.f32(), into.f32().begin()); });
+    Muon alone(one.compute(), one.parameters(), {.momentum = 0, .weight_decay = 0});
+    alone.step(0.1);
+    for (const Parameter* p : bag.parameters()) {
+      const Tensor whole = full(p->master());
+      EXPECT_EQ(std::vector<float>(whole.f32().begin(), whole.f32().end()),
+                std::vector<float>(w.master().f32().begin(), w.master().f32().end()));
+    }
+  });
 }
 
 }  // namespace

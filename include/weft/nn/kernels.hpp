@@ -246,8 +246,8 @@ struct SgdStep {
   double rate, momentum, weight_decay;
 };
 
-/// One step of Lion (Chen et al. 2023): c = m + (1 - beta1) (g - m);  p -= rate (sign(c) + weight_decay p);
-/// m += (1 - beta2) (g - m). The sign of 0 is 0, that of NaN is NaN.
+/// One step of Lion (Chen et al. 2023): c = beta1 m + (1 - beta1) g;  p -= rate (sign(c) + weight_decay p);
+/// m = beta2 m + (1 - beta2) g. The sign of 0 is 0, that of NaN is NaN.
 struct LionStep {
   double rate, beta1, beta2, weight_decay;
 };

@@ -19,7 +19,7 @@ struct ParameterGroup {
   /// Patterns for paths of parameters, or of modules with all parameters below them
   /// (weft/nn/path_pattern.hpp).
   std::vector<std::string> patterns;
-  double rate = 1;  ///< a factor of the learning rate; 0: the values do not change
+  double rate = 1;  ///< a factor of the learning rate; 0: values do not change if gradients are finite
   /// The decay of all parameters of the group, also of those that do not decay otherwise
   /// (Parameter::decays()). Without a value the group decays as the optimizer's options say.
   std::optional<double> weight_decay = std::nullopt;
@@ -29,7 +29,8 @@ struct ParameterGroup {
 /// that was frozen later, and throws bad_argument for a parameter that was frozen when the optimizer was made
 /// and is trainable now, unless add() was called. The state of each parameter is kept under its path, on the
 /// device of the Compute, with the layout that the master had when the state was made. The constructor throws
-/// bad_argument for an option that is out of range, and if a master is on another device. step() throws
+/// bad_argument for an option that is out of range, for a parameter given twice, and if a master is on
+/// another device. step() throws
 /// layout, naming parameter and axis, if a gradient is still Partial on some axis, or if a gradient or a
 /// state has another layout than the master. It throws bad_argument, naming the parameters, if parameters
 /// have no gradient. It throws before anything changes.
@@ -41,7 +42,8 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
   /// Takes one step with learning rate `lr` over all parameters given to the constructor. Leaves the
-  /// gradients as they are. Throws bad_argument while the values for evaluation are swapped in.
+  /// gradients as they are. Throws bad_argument for a rate that is negative or not finite, and while values
+  /// for evaluation, or averages (Ema), are in the place of the masters.
   void step(double lr);
   /// Forgets all gradients.
   void zero_gradients() noexcept;
@@ -64,7 +66,8 @@ class Optimizer {
   /// Some optimizers train other values than those to evaluate and to export (ScheduleFreeAdamW). swap_in()
   /// writes the values for evaluation into the masters; swap_out() writes the trained values back, to the
   /// same bits. In between, the masters must not be written. For other optimizers both leave the masters
-  /// alone. swap_in() throws bad_argument if they are already swapped in, and swap_out() if they are not.
+  /// alone. swap_in() throws bad_argument if they are already swapped in, or if averages (Ema) are in the
+  /// place of the masters, and swap_out() throws it if they are not swapped in.
   void swap_in();
   void swap_out();
   bool swapped() const noexcept { return swapped_; }
@@ -73,9 +76,7 @@ class Optimizer {
   class [[nodiscard]] Swapped {
    public:
     explicit Swapped(Optimizer& optimizer) : optimizer_(&optimizer) { optimizer.swap_in(); }
-    ~Swapped() {
-      if (optimizer_->swapped()) optimizer_->swap_out();
-    }
+    ~Swapped();
     Swapped(const Swapped&) = delete;
     Swapped& operator=(const Swapped&) = delete;
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/mesh/mesh.hpp"
 #include "weft/nn/optimizer.hpp"
 
 namespace weft {
@@ -15,14 +16,17 @@ namespace weft {
 ///
 /// NewtonSchulz(u) brings the singular values of u near 1: X = u/max(|u|, eps), with |u| the Frobenius norm,
 /// then `iterations` times X ← 3.4445·X + (−4.775·A + 2.0315·A²)·X with A = X·Xᵀ (of the transpose, if there
-/// are more rows than columns). It works on the whole matrix, however its layout cuts it. Each rank of the
-/// mesh computes O for a share of the matrices and sends it to the others, so step() is collective over the
-/// mesh of the masters, and needs memory for as many whole matrices as the mesh has ranks. All products are
-/// f32. The result has the same bits on all ranks, and on all meshes for equal gradients.
+/// are more rows than columns). It works on the whole matrix, however its layout cuts it. Each rank of
+/// Options::axes computes O for a share of the matrices and sends it to the others, so step() is collective
+/// over these ranks and needs memory for as many whole matrices. It throws mismatch on all of them, naming
+/// the matrix, if they have other lists of matrices. If it throws on one rank only (no gradient), the others
+/// wait for it until their deadline, and their states may have changed. All products are f32. The result has
+/// the same bits on all ranks, and on all meshes for equal gradients.
 ///
 /// Parameters of one, three and more dimensions, those that do not decay (gains and biases of norms), and
 /// those that a pattern of `adamw_for` matches are trained by AdamW with the same learning rate and decay:
-/// usually the embedding and the head. State of a matrix: "momentum", "step"; of others, that of AdamW.
+/// usually the embedding and the head. State of a matrix: "muon_momentum", "step"; of others, that of
+/// AdamW.
 class Muon : public Optimizer {
  public:
   /// The factor s of a matrix of (rows, columns).
@@ -43,6 +47,10 @@ class Muon : public Optimizer {
     /// Patterns for paths of parameters, or of modules with all parameters below them.
     std::vector<std::string> adamw_for = {};
     double adamw_beta1 = 0.9, adamw_beta2 = 0.95, adamw_eps = 1e-8;
+    /// The ranks that share the work: they have the same list of matrices, and between them all parts of
+    /// each. Empty: all axes of the mesh of the masters. In a stage of a pipeline: the axes without that of
+    /// the stages.
+    DeviceMesh axes = {};
     /// Throws bad_argument, naming the option, if an option is out of range.
     void check() const;
   };

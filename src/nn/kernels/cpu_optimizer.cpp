@@ -69,15 +69,15 @@ WEFT_CPU_CLONES(void, plain_sgd_range, (float* p, const float* g, std::int64_t n
 }
 
 WEFT_CPU_CLONES(void, lion_range,
-                (float* p, float* m, const float* g, std::int64_t n, float rate, float one_minus_beta1,
-                 float one_minus_beta2, float keep),
-                (p, m, g, n, rate, one_minus_beta1, one_minus_beta2, keep)) {
+                (float* p, float* m, const float* g, std::int64_t n, float rate, float beta1, float beta2,
+                 float one_minus_beta1, float one_minus_beta2, float keep),
+                (p, m, g, n, rate, beta1, beta2, one_minus_beta1, one_minus_beta2, keep)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
-    const float apart = g[i] - m[i], c = m[i] + one_minus_beta1 * apart;
+    const float c = beta1 * m[i] + one_minus_beta1 * g[i];
     const float sign = c > 0 ? 1.0f : c < 0 ? -1.0f : c;
     p[i] = p[i] * keep - rate * sign;
-    m[i] += one_minus_beta2 * apart;
+    m[i] = beta2 * m[i] + one_minus_beta2 * g[i];
   }
 }
 
@@ -102,11 +102,13 @@ WEFT_CPU_CLONES(void, schedule_free_range,
 }  // namespace
 
 void lion_step(KernelContext& ctx, float* p, float* m, const float* g, std::int64_t n, const LionStep& s) {
-  const auto rate = static_cast<float>(s.rate), one_minus_beta1 = static_cast<float>(1.0 - s.beta1),
+  const auto rate = static_cast<float>(s.rate), beta1 = static_cast<float>(s.beta1),
+             beta2 = static_cast<float>(s.beta2), one_minus_beta1 = static_cast<float>(1.0 - s.beta1),
              one_minus_beta2 = static_cast<float>(1.0 - s.beta2),
              keep = static_cast<float>(1.0 - s.rate * s.weight_decay);
   parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
-    lion_range(p + begin, m + begin, g + begin, end - begin, rate, one_minus_beta1, one_minus_beta2, keep);
+    lion_range(p + begin, m + begin, g + begin, end - begin, rate, beta1, beta2, one_minus_beta1,
+               one_minus_beta2, keep);
   });
 }
 

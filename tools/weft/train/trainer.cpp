@@ -90,20 +90,22 @@ std::vector<ParameterGroup> groups_of(const std::string& text) {
   for (const std::string_view one : parts_of(text, ';')) {
     ParameterGroup group;
     const std::vector<std::string_view> parts = parts_of(one, ':');
+    std::optional<double> rate;
     for (const std::string_view pattern : parts_of(parts[0], ',')) group.patterns.emplace_back(pattern);
     for (std::size_t i = 1; i < parts.size(); ++i) {
       const std::size_t equals = std::min(parts[i].find('='), parts[i].size());
       const std::string_view key = parts[i].substr(0, equals);
       const std::optional<double> value =
           equals == parts[i].size() ? std::nullopt : number_of(parts[i].substr(equals + 1));
-      if (!value || (key != "rate" && key != "decay"))
-        bad_training(fmt::format("groups has \"{}\"; expected rate=NUMBER or decay=NUMBER", parts[i]));
-      if (key == "rate")
-        group.rate = *value;
-      else
-        group.weight_decay = *value;
+      std::optional<double>& to = key == "rate" ? rate : group.weight_decay;
+      if (!value || !(*value >= 0 && std::isfinite(*value)) || (key != "rate" && key != "decay") || to)
+        bad_training(fmt::format(
+            "groups has \"{}\"; expected rate=NUMBER or decay=NUMBER, each at most once, of 0 or more",
+            parts[i]));
+      to = value;
     }
-    if (parts.size() == 1)
+    group.rate = rate.value_or(1);
+    if (parts.size() == 1 || parts[0].empty())
       bad_training(fmt::format("groups has \"{}\"; expected PATTERN,...:rate=NUMBER:decay=NUMBER", one));
     groups.push_back(std::move(group));
   }
