@@ -34,6 +34,7 @@ std::vector<WithoutRow> without_row() {
       {"start_save", "as `AsyncCheckpoint::save`", "calls it"},
       {"Trainer::save", "as `save_checkpoint`", "calls it"},
       {"Trainer::load", "as `load_checkpoint`", "calls it"},
+      {"Trainer::evaluate", "as `Trainer::backward`", "it makes the same exchange"},
       {"FullySharded::finish", "", "it takes no argument; blocks compare as `ShardedParameters` does"},
       {"FullyShardOptions", "options of `fully_shard()`",
        "the blocks are compared, as `ShardedParameters` does; options that change neither blocks nor dtypes "
@@ -52,6 +53,9 @@ std::vector<WithoutRow> without_row() {
        "that are replicated; the first passes of `fully_shard()` and the first step of a Trainer compare the "
        "seeds of parts of one parameter"},
       {"build_parallel_model", "options", "no communication; values are compared as for `initialise()`"},
+      {"apply_ac", "policy",
+       "no communication; ranks that run other modules again make other calls, which are compared"},
+      {"ActivationProfile", "", "calls the passes of the model"},
       {"BucketReducer", "parameters",
        "it sees gradients only; where the program makes it itself, `check_replicas()` compares the "
        "parameters"},
