@@ -232,18 +232,14 @@ std::vector<std::pair<std::string, std::uint64_t>> hashes_of_state(Context& cont
   return all;
 }
 
-void LeftOver::run() { run_from(0); }
-
-void LeftOver::run_from(std::size_t first) {
+void LeftOver::run() {
   // The work is taken out before it runs: after an error none of it is left.
-  const auto begin = work_.begin() + static_cast<std::ptrdiff_t>(first);
-  std::vector<std::pair<Compute*, Work>> work(std::make_move_iterator(begin),
-                                              std::make_move_iterator(work_.end()));
-  work_.erase(begin, work_.end());
-  for (auto& [compute, part] : work) {
-    Frame frame(*compute);
-    part(frame);
-    part = nullptr;  // so that the tensors that it holds go before the next part needs memory
+  gone_ = end();
+  std::vector<Part> all = std::exchange(work_, {});
+  for (Part& part : all) {
+    Frame frame(*part.compute, part.pass);
+    part.work(frame);
+    part.work = nullptr;  // so that the tensors that it holds go before the next part needs memory
   }
 }
 

@@ -186,18 +186,16 @@ Tensors Module::run_forward(Inputs x, Frame& frame) {
 
 Tensors Module::backward(Inputs dy, Frame& frame) {
   const Frame::Nested nested(frame);
-  const std::size_t left_over = frame.left_over();
   Scopes scopes(around(true), *this, frame);
-  const std::optional<std::size_t> run_since = scopes.any() ? std::optional(left_over) : std::nullopt;
   Tensors out;
   if (frame.has_checkpoint(*this)) {
     Tensors x;
     Frame scratch = frame.pop_checkpoint(x);
     run_again(x, scratch);
     x.clear();  // the scratch Frame has what backward needs
-    out = run_backward(dy, scratch, run_since);
+    out = run_backward(dy, scratch, scopes.any());
   } else {
-    out = run_backward(dy, frame, run_since);
+    out = run_backward(dy, frame, scopes.any());
   }
   scopes.leave();
   if (nested.outermost()) run(HookPoint::end_of_backward, out, frame);
@@ -223,8 +221,8 @@ void Module::run_again(const Tensors& x, Frame& scratch) {
                       after[i].first, path_));
 }
 
-// The pass inside the scopes around it. `left_over`: work that was left over since then is done.
-Tensors Module::run_backward(Inputs dy, Frame& frame, std::optional<std::size_t> left_over) {
+// The pass inside the scopes around it. `in_scope`: there are some, so all work that was left over is done.
+Tensors Module::run_backward(Inputs dy, Frame& frame, bool in_scope) {
   Tensors in(dy.begin(), dy.end());
   run(HookPoint::pre_backward, in, frame);
   expect_here("gradient", in, frame);
@@ -235,7 +233,7 @@ Tensors Module::run_backward(Inputs dy, Frame& frame, std::optional<std::size_t>
   Tensors out = passes_ ? passes_->backward(*this, in, frame) : do_backward(in, frame);
   for (const auto& [name, parameter] : own_)
     if (frame.drop_use(*parameter)) frame.later([p = parameter](Frame&) { p->announce_final(); });
-  if (left_over) frame.run_left_over(*left_over);
+  if (in_scope) frame.run_left_over();
   for (auto placed = before_.rbegin(); placed != before_.rend(); ++placed)
     cross(*placed, Direction::backward, {path_, "dx"}, out);
   run(HookPoint::post_backward, out, frame);

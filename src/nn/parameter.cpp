@@ -301,7 +301,7 @@ void Parameter::make_gradient() {
 }
 
 void Parameter::accumulate(const Tensor& dw) {
-  accumulate(dw.layout(), [&](const Tensor& into, bool add) {
+  add_gradient(dw.layout(), [&](const Tensor& into, bool add) {
     if (!(dw.shape() == into.shape()))
       throw Error(ErrorCode::bad_argument,
                   fmt::format("parameter \"{}\": a gradient of shape {}; expected {}", path_,
@@ -323,6 +323,17 @@ void Parameter::accumulate(LayoutRef layout, const std::function<void(const Tens
   if (write == nullptr)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("parameter \"{}\": accumulate: write is empty; expected a function", path_));
+  // A plain gradient is one of the whole weight. If its work was left over, the weight may be another by now.
+  if (trainable_ && layout == nullptr && !(weight().shape() == global_))
+    throw Error(ErrorCode::layout,
+                fmt::format("parameter \"{}\": a plain gradient, but the weight is {} of {} here; expected a "
+                            "gradient with a layout, and the weight of the backward pass until its "
+                            "LeftOver has run",
+                            path_, to_string(weight().shape()), to_string(global_)));
+  add_gradient(layout, write);
+}
+
+void Parameter::add_gradient(const LayoutRef& layout, const std::function<void(const Tensor&, bool)>& write) {
   if (!trainable_) return;
   if (layout != nullptr)
     layouts::expect_same(TensorName::of("parameter ", path_).and_then(": a gradient, summed,"),

@@ -182,20 +182,24 @@ void SpectralNorm::accumulate(Frame& frame, const Tensors& kept, const LayoutRef
   if (!weight_->trainable()) return;
   const Tensor &of_rows = kept[kept.size() - 3], &of_columns = kept[kept.size() - 2];
   const Tensor& sigma = kept.back();
-  const Tensor& weight = weight_->weight();
-  const Tensor gradient = frame.compute().make(weight.shape()).with_layout(layout);
-  write(gradient, false);
-  // <dŴ, W>, over the parts of the weight. If dŴ is a contribution to a sum (Partial: of this rank's
-  // samples), so is dW.
-  const Tensor inner = number_of(dot(frame, gradient, widened(frame, weight)), weight.layout());
-  const Tensor scaled = copy_of(frame, of_rows);
-  for (const auto& [x, factor] : {std::pair{&gradient, static_cast<const float*>(nullptr)},
-                                  {&scaled, static_cast<const float*>(inner.data_ptr<float>())}})
-    kernels::spectral_divide(frame.kernels(), x->data_ptr<float>(), sigma.data_ptr<float>(), factor,
-                             x->count());
-  multiply(frame, scaled, Stored::plain, of_columns, Stored::plain, gradient, of_rows.count(),
-           of_columns.count(), 1, true);
-  weight_->accumulate(gradient);
+  weight_->accumulate(layout, [&](const Tensor& into, bool add) {
+    const Tensor& weight = weight_->weight();
+    const Tensor gradient = add ? frame.compute().make(into.shape()) : into;
+    write(gradient, false);
+    // <dŴ, W>, over the parts of the weight. If dŴ is a contribution to a sum (Partial: of this rank's
+    // samples), so is dW.
+    const Tensor inner = number_of(dot(frame, gradient, widened(frame, weight)), weight.layout());
+    const Tensor scaled = copy_of(frame, of_rows);
+    for (const auto& [x, factor] : {std::pair{&gradient, static_cast<const float*>(nullptr)},
+                                    {&scaled, static_cast<const float*>(inner.data_ptr<float>())}})
+      kernels::spectral_divide(frame.kernels(), x->data_ptr<float>(), sigma.data_ptr<float>(), factor,
+                               x->count());
+    multiply(frame, scaled, Stored::plain, of_columns, Stored::plain, gradient, of_rows.count(),
+             of_columns.count(), 1, true);
+    if (add)
+      kernels::add(frame.kernels(), into.data_ptr<float>(), gradient.data_ptr<float>(),
+                   into.data_ptr<float>(), into.count());
+  });
 }
 
 WeightedLayer::WeightedLayer(const Shape& weight_shape, bool with_bias, const Init& init) {

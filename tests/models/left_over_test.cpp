@@ -12,6 +12,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/base/random.hpp"
 #include "weft/domain/domain.hpp"
+#include "weft/mesh/mesh.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/transformer.hpp"
 #include "weft/models/weather.hpp"
@@ -253,6 +254,189 @@ TEST_F(LeftOverOfLinears, BehindAnErrorIsDropped) {
   EXPECT_TRUE(has_gradient("last.weight"));
   EXPECT_FALSE(has_gradient("first.weight"));
   model.parameter("last.weight")->stop_listening(id);
+}
+
+// Two layers of one weight, with a scope around the backward of the one that runs last.
+TEST(LeftOver, OfASharedWeightIsAnnouncedWhenAllUsesAreAdded) {
+  Context context;
+  Compute compute(context, 1);
+  const auto gradients = [&](bool halves) {
+    Sequential model;
+    auto& a = static_cast<Linear&>(model.append("a", std::make_unique<Linear>(8, 8)));
+    static_cast<Linear&>(model.append("b", std::make_unique<Linear>(8, 8))).tie_weight(a.weight);
+    set_up(model, compute);
+    int entered = 0;
+    const HookHandle scope = a.around_backward({[&](Module&, Frame&) { ++entered; }, {}});
+    Bits announced;
+    a.weight->listen(
+        [&](Parameter& p) { announced.emplace_back(p.gradient().f32().begin(), p.gradient().f32().end()); });
+    Frame frame(compute);
+    LeftOver left_over;
+    model.forward(random(context, {2000, 8}, "x"), frame);
+    const Tensor dy = random(context, {2000, 8}, "dy");
+    if (halves)
+      model.backward(dy, frame, left_over);
+    else
+      model.backward(dy, frame);
+    EXPECT_EQ(entered, 1);
+    EXPECT_TRUE(left_over.empty());  // the scope's weight is final when the scope ends
+    const Bits all = gradients_of(model);
+    EXPECT_EQ(announced, Bits{all[0]});
+    return all;
+  };
+  EXPECT_EQ(gradients(true), gradients(false));
+}
+
+TEST(LeftOver, MayBeRunByAHookInsideAScope) {
+  Context context;
+  Compute compute(context, 1);
+  Sequential model;
+  for (int i = 0; i < 4; ++i) model.append(std::make_unique<Linear>(8, 8));
+  set_up(model, compute);
+  LeftOver left_over;
+  std::size_t found = 0;
+  Module& first = model.get("0");
+  const HookHandle scope = first.around_backward({[](Module&, Frame&) {}, [](Module&, Frame&) {}});
+  const HookHandle hook = first.add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors&, Frame&) {
+    found = left_over.size();
+    left_over.run();
+  });
+  const auto gradients = [&](bool halves) {
+    for (Parameter* p : model.parameters()) p->zero_gradient();
+    Frame frame(compute);
+    model.forward(random(context, {20, 8}, "x"), frame);
+    if (halves)
+      model.backward(random(context, {20, 8}, "dy"), frame, left_over);
+    else
+      model.backward(random(context, {20, 8}, "dy"), frame);
+    EXPECT_TRUE(left_over.empty());
+    return gradients_of(model);
+  };
+  const Bits halves = gradients(true);
+  EXPECT_EQ(found, 6u);  // of three layers: a gradient, and its announcement
+  EXPECT_EQ(halves, gradients(false));
+}
+
+// Gives its input back; its backward fails if it is told to.
+struct Failing : Module {
+  bool fails = true;
+  Tensors do_forward(Inputs x, Frame& frame) override {
+    frame.push(*this, {});
+    return {x[0]};
+  }
+  Tensors do_backward(Inputs dy, Frame& frame) override {
+    frame.pop(*this);
+    if (fails) throw Error(ErrorCode::system, "this layer fails");
+    return {dy[0]};
+  }
+};
+
+TEST(LeftOver, OfAPassThatFailedIsDropped) {
+  Context context;
+  Compute compute(context, 1);
+  Sequential model;
+  auto& failing = static_cast<Failing&>(model.append(std::make_unique<Failing>()));
+  model.append(std::make_unique<Linear>(8, 8));
+  set_up(model, compute);
+  Frame frame(compute);
+  LeftOver left_over;
+  const auto forward = [&](const char* x) { model.forward(random(context, {20, 8}, x), frame); };
+  const Tensor dy = random(context, {20, 8}, "dy");
+
+  failing.fails = false;
+  for (const char* x : {"x", "z"}) {
+    forward(x);
+    model.backward(dy, frame);
+  }
+  const Bits expected = gradients_of(model);
+  for (Parameter* p : model.parameters()) p->zero_gradient();
+
+  forward("x");
+  model.backward(dy, frame, left_over);
+  const std::size_t of_one = left_over.size();
+  failing.fails = true;
+  forward("z");
+  EXPECT_EQ(test::error_text(ErrorCode::system, [&] { model.backward(dy, frame, left_over); }),
+            "this layer fails");
+  EXPECT_EQ(left_over.size(), of_one);  // the work of the pass before is still there
+  failing.fails = false;
+  frame.clear();
+  forward("z");
+  model.backward(dy, frame, left_over);
+  left_over.run();
+  EXPECT_EQ(gradients_of(model), expected);
+
+  // A hook of the pass that fails has run the work of the passes before.
+  for (Parameter* p : model.parameters()) p->zero_gradient();
+  const HookHandle hook =
+      model.add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors&, Frame&) { left_over.run(); });
+  forward("x");
+  model.backward(dy, frame, left_over);
+  failing.fails = true;
+  forward("z");
+  EXPECT_EQ(test::error_text(ErrorCode::system, [&] { model.backward(dy, frame, left_over); }),
+            "this layer fails");
+  EXPECT_TRUE(left_over.empty());
+}
+
+// Its gradient is random numbers.
+struct Noisy : Module {
+  ParameterRef weight = add("weight", std::make_shared<Parameter>(Shape{4, 4}));
+  Tensors do_forward(Inputs x, Frame& frame) override {
+    frame.push(*this, {});
+    return {x[0]};
+  }
+  Tensors do_backward(Inputs dy, Frame& frame) override {
+    frame.pop(*this);
+    frame.later([this](Frame& f) {
+      const Tensor noise = f.compute().make({4, 4});
+      f.rng(path()).uniform(noise);
+      weight->accumulate(noise);
+    });
+    return {dy[0]};
+  }
+};
+
+TEST(LeftOver, HasThePassOfItsFrame) {
+  Context context;
+  Compute compute(context, 1);
+  Noisy noisy;
+  set_up(noisy, compute);
+  const auto gradients = [&](bool halves) {
+    noisy.weight->zero_gradient();
+    Frame frame(compute, {.seed = 9, .step = 5, .micro_batch = 2});
+    const Tensor x = random(context, {4, 4}, "x");
+    noisy.forward(x, frame);
+    LeftOver left_over;
+    if (halves)
+      noisy.backward(x, frame, left_over);
+    else
+      noisy.backward(x, frame);
+    frame.begin({.seed = 9, .step = 6});  // the Frame goes on
+    left_over.run();
+    return gradients_of(noisy);
+  };
+  EXPECT_EQ(gradients(true), gradients(false));
+}
+
+// The whole weight is placed for the pass and dropped before its work is done.
+TEST(LeftOver, RefusesAWeightOfAnotherShape) {
+  Context context;
+  Compute compute(context, 1);
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"dp", 2}}, 0);
+  Linear linear(6, 8);
+  linear.weight->set_layout(make_layout(mesh, {Shard{0}}, {8, 6}));
+  set_up(linear, compute);
+  linear.weight->place_weight(random(context, {8, 6}, "w"));
+  Frame frame(compute);
+  linear.forward(random(context, {3, 6}, "x"), frame);
+  LeftOver left_over;
+  linear.backward(random(context, {3, 8}, "dy"), frame, left_over);
+  linear.weight->drop_weight();
+  EXPECT_EQ(test::error_text(ErrorCode::layout, [&] { left_over.run(); }),
+            "parameter \"weight\": a plain gradient, but the weight is (4, 6) of (8, 6) here; expected a "
+            "gradient with a layout, and the weight of the backward pass until its LeftOver has run");
+  EXPECT_FALSE(linear.weight->has_gradient());
 }
 
 }  // namespace

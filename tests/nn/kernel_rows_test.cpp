@@ -628,6 +628,24 @@ TEST(KernelPage, SaysOfWhichKernelsEachIsComposed) {
   EXPECT_EQ(composed, absent) << "the tests above run each composition";
 }
 
+// What the copies of the operands that are queued write to lives until they are done.
+TEST(HostKernels, WaitForTheirCopiesIfOneFails) {
+  OnLate host = without_kernels_on_host();
+  const Stream stream = host.compute.stream();
+  const Tensor a = to_device(host.context, Tensor::zeros(host.context, {4}), stream);
+  const Tensor sum = host.compute.make({4});
+  KernelContext ctx(host.compute);
+  const auto add_up = [&] {
+    add(ctx, a.data_ptr<float>(), a.data_ptr<float>(), sum.data_ptr<float>(), sum.count());
+  };
+  host.compute.wait();
+  host.late.fail_copy(1);
+  EXPECT_THROW(add_up(), std::runtime_error);
+  EXPECT_EQ(host.late.waiting(), 0u) << "the copy of the first operand";
+  add_up();
+  EXPECT_EQ(to_host(host.context, sum).f32()[3], 0);
+}
+
 TEST(HostKernels, AreZeroOrOne) {
   ::setenv("WEFT_HOST_KERNELS", "yes", 1);
   Context context;

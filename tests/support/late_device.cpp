@@ -88,6 +88,13 @@ void LateDevice::release(void* memory, std::size_t bytes, Stream stream) noexcep
 
 void LateDevice::copy(const void* from, Device from_device, void* to, Device to_device, const Rows& rows,
                       Stream stream) {
+  {
+    const Lock lock(mutex_);
+    if (copies_to_failure_ && (*copies_to_failure_)-- == 0) {
+      copies_to_failure_.reset();
+      throw std::runtime_error("late device: the copy fails");
+    }
+  }
   const auto* const source = static_cast<const std::byte*>(from);
   auto* const target = static_cast<std::byte*>(to);
   if (from_device == Device{}) {
@@ -110,6 +117,11 @@ void LateDevice::fill(void* to, unsigned char value, const Rows& rows, Stream st
     for (std::int64_t i = 0; i < rows.count; ++i, target += rows.to_pitch)
       std::memset(target, value, rows.bytes);
   });
+}
+
+void LateDevice::fail_copy(std::size_t count) {
+  const Lock lock(mutex_);
+  copies_to_failure_ = count;
 }
 
 Stream LateDevice::make_stream() {

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -55,6 +56,8 @@ class LateDevice final : public DeviceRuntime {
   }
   /// Throws std::logic_error naming the kernel unless the bytes lie in one block of the device's memory.
   void expect_inside(std::string_view kernel, const void* address, std::size_t bytes) const;
+  /// From now on the copy behind `count` further ones throws, once.
+  void fail_copy(std::size_t count);
   /// The number of tasks on all streams that have not run yet.
   std::size_t waiting() const;
   /// The number of blocks that have been allocated and not freed.
@@ -79,6 +82,7 @@ class LateDevice final : public DeviceRuntime {
   std::map<const std::byte*, std::size_t> sizes_;   // of the blocks that are given out, as asked for
   std::map<void*, std::unique_ptr<Queue>> queues_;  // by handle; null: the default stream
   std::exception_ptr failed_;
+  std::optional<std::size_t> copies_to_failure_;
 };
 
 }  // namespace weft::test

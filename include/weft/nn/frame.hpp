@@ -2,8 +2,10 @@
 // several Frames may be in flight over one Compute.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 #include <string_view>
@@ -90,8 +92,10 @@ class Frame;
 /// calls the halves B and W).
 ///
 /// One thread at a time uses a LeftOver. It keeps the activations and gradients that its work reads. Modules
-/// and their Compute must outlive it, weights must not change before run(), and the tensors that were passed
-/// to backward must not be written before it.
+/// and their Compute must outlive it, weights must not change before run(), and no tensor that was passed to
+/// forward or to backward may be written before run(). With a spectral norm whose weight is cut, run()
+/// communicates: all ranks must call it, in the same order among their calls, and all of them or none may
+/// clear().
 class LeftOver {
  public:
   LeftOver() = default;
@@ -103,16 +107,28 @@ class LeftOver {
   /// Does the work, in the order in which the backward pass left it: gradients have the bits of a backward
   /// pass that leaves nothing over, and a parameter's listeners are called when its gradient is final. If a
   /// part of the work throws, the rest is dropped.
-  /// If several LeftOvers have work of one weight, its gradients are added in the order of the calls.
+  /// If several LeftOvers have work of one weight, its gradients are added in the order of the calls. If a
+  /// layer that does not call Frame::later() uses the weight, too, its gradient is added before the work, so
+  /// the sum is rounded in another order.
   void run();
   /// Drops the work. Parameters keep the gradients that they have.
-  void clear() noexcept { work_.clear(); }
+  void clear() noexcept { drop_from(0); }
 
  private:
   friend class Frame;
-  using Work = std::function<void(Frame&)>;
-  void run_from(std::size_t first);
-  std::vector<std::pair<Compute*, Work>> work_;
+  struct Part {
+    Compute* compute;
+    Pass pass;
+    std::function<void(Frame&)> work;
+  };
+  // Parts are numbered in the order in which they came, from 0 on; those before gone_ are gone.
+  std::size_t end() const noexcept { return gone_ + work_.size(); }
+  void drop_from(std::size_t number) noexcept {
+    const std::size_t place = std::max(number, gone_) - gone_;
+    if (place < work_.size()) work_.erase(work_.begin() + static_cast<std::ptrdiff_t>(place), work_.end());
+  }
+  std::vector<Part> work_;
+  std::size_t gone_ = 0;
 };
 
 /// The tensors for backward: each module's forward pushes tensors, and its backward pops them, in exactly the
@@ -189,24 +205,32 @@ class Frame {
 
   /// For layers: does `work(frame)`, which computes gradients of parameters and which dx does not need; or
   /// leaves it over, if the pass has a LeftOver. `work` holds all that it needs: the module, and tensors by
-  /// value.
+  /// value. The Frame that it gets has the Pass of this one. The do_backward of a layer must not write to its
+  /// dy, which the work of the layer behind it may still read.
   template <class Work>
   void later(Work work) {
     if (left_over_ == nullptr) return work(*this);
-    left_over_->work_.emplace_back(compute_, std::move(work));
+    left_over_->work_.push_back({compute_, pass_, std::move(work)});
   }
-  /// Leaves work to `left_over` for as long as it exists.
+  /// Leaves work to `left_over` for as long as it exists. If an exception ends it, what was left meanwhile is
+  /// dropped: the work of a pass that failed.
   class Leaving {
    public:
     Leaving(Frame& frame, LeftOver& left_over) noexcept
-        : frame_(frame), before_(std::exchange(frame.left_over_, &left_over)) {}
+        : frame_(frame), left_over_(left_over), before_(std::exchange(frame.left_over_, &left_over)) {}
     Leaving(const Leaving&) = delete;
     Leaving& operator=(const Leaving&) = delete;
-    ~Leaving() { frame_.left_over_ = before_; }
+    ~Leaving() {
+      frame_.left_over_ = before_;
+      if (std::uncaught_exceptions() > exceptions_) left_over_.drop_from(first_);
+    }
 
    private:
     Frame& frame_;
+    LeftOver& left_over_;
     LeftOver* before_;
+    const std::size_t first_ = left_over_.end();
+    const int exceptions_ = std::uncaught_exceptions();
   };
   /// A forward pass of `of` that keeps its inputs `x`, and the results of once(), and nothing else. keep()
   /// pushes them when the pass is done. For Module::forward.
@@ -240,11 +264,10 @@ class Frame {
   /// differ from those of the first run.
   void note_outputs(const Module& of, const Tensors& y);
 
-  /// The number of parts of work that are left over so far.
-  std::size_t left_over() const noexcept { return left_over_ == nullptr ? 0 : left_over_->size(); }
-  /// Does the work that was left over since there were so many parts.
-  void run_left_over(std::size_t since) {
-    if (left_over_ != nullptr) left_over_->run_from(since);
+  /// Does all work that is left over so far, also that of passes before: so a weight that several modules use
+  /// is announced only when no work of it is left, and its sums have their order.
+  void run_left_over() {
+    if (left_over_ != nullptr) left_over_->run();
   }
 
   /// Marks a backward that may contain other backwards. A mark that is made while another mark exists is not

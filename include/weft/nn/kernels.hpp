@@ -27,8 +27,8 @@ namespace weft::kernels {
 struct KernelTable;
 
 /// The state that the kernels of one rank need besides their arguments: the device's table, the stream, the
-/// number of threads, the matrix library's engine and its prepared products, scratch memory that grows to
-/// what was needed. One per rank; used by one thread at a time, any thread.
+/// number of threads, packed weights, scratch memory that grows to what was needed.
+/// One per rank; used by one thread at a time, any thread.
 class KernelContext {
  public:
   /// On the CPU. threads ≥ 1: exactly so many compute, the caller being one of them. Throws bad_argument

@@ -310,7 +310,7 @@ class Module {
   std::vector<Around> around(bool backward) const;
   void run(HookPoint point, Tensors& tensors, Frame& frame);
   Tensors run_forward(Inputs x, Frame& frame);
-  Tensors run_backward(Inputs dy, Frame& frame, std::optional<std::size_t> left_over);
+  Tensors run_backward(Inputs dy, Frame& frame, bool in_scope);
   void run_again(const Tensors& x, Frame& scratch);
 
   std::string path_;

@@ -156,7 +156,7 @@ class Parameter {
   /// zero_gradient(); otherwise it throws layout that names both.
   void accumulate(const Tensor& dw);
   /// Like the function above, without a temporary tensor: `write(into, add)` overwrites `into`, or adds to it
-  /// if `add` is true.
+  /// if `add` is true. A null layout means a gradient of the whole weight: throws layout if weight() is less.
   void accumulate(LayoutRef layout, const std::function<void(const Tensor& into, bool add)>& write);
 
   /// The number of modules that hold the parameter: more than one for a tied weight.
@@ -173,6 +173,7 @@ class Parameter {
  private:
   friend class Module;
   void make_gradient();
+  void add_gradient(const LayoutRef& layout, const std::function<void(const Tensor& into, bool add)>& write);
   void expect_unclaimed(std::string_view call, const void* owner = nullptr) const;
   void put_gradient(std::string_view call, Tensor gradient);
   void expect_device(std::string_view call, const Tensor& t) const;

@@ -45,10 +45,19 @@ HostCall::HostCall(KernelContext& ctx, std::string_view kernel, std::size_t numb
   copies_.reserve(operands.size());
   for (const Operand& operand : operands) {
     auto& to = copies_.emplace_back();
-    if (operand.data == nullptr) continue;
-    to.reset(static_cast<std::byte*>(::operator new (operand.bytes(), std::align_val_t{64})));
-    if (operand.access != Access::writes)
-      copy(compute, operand.data, device, to.get(), Device{}, operand.bytes());
+    if (operand.data != nullptr)
+      to.reset(static_cast<std::byte*>(::operator new (operand.bytes(), std::align_val_t{64})));
+  }
+  try {
+    for (std::size_t i = 0; i < operands.size(); ++i)
+      if (copies_[i] != nullptr && operands[i].access != Access::writes)
+        copy(compute, operands[i].data, device, copies_[i].get(), Device{}, operands[i].bytes());
+  } catch (...) {
+    try {
+      compute.wait();  // the copies that are queued write to memory that is about to go
+    } catch (...) {    // the first error is reported
+    }
+    throw;
   }
   compute.wait();
 }
