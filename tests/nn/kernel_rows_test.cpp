@@ -628,6 +628,51 @@ TEST(KernelPage, SaysOfWhichKernelsEachIsComposed) {
   EXPECT_EQ(composed, absent) << "the tests above run each composition";
 }
 
+// An error names the kernel that was called, and no heads at all are 0 over 0.
+TEST_F(Compositions, OfAttentionRefuseHeadsByTheirName) {
+  KernelContext ctx(device.compute);
+  const auto refused = [](const std::string& kernel) {
+    return kernel + ": 5 query heads over 2 key/value heads; expected a multiple";
+  };
+  float* const none = nullptr;
+  const AttentionShape wrong{1, 0, 5, 2, 4};
+  const FullAttentionShape full{1, 0, 0, 5, 2, 4};
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] { return attention_forward(ctx, none, none, none, none, none, wrong), 0; }),
+            refused("attention_forward"));
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         attention_backward(ctx, none, none, none, none, none, none, none, none, none, wrong);
+                         return 0;
+                       }),
+            refused("attention_backward"));
+  EXPECT_EQ(
+      error_text(ErrorCode::bad_argument,
+                 [&] { return full_attention_forward(ctx, none, none, none, {}, none, none, full), 0; }),
+      refused("full_attention_forward"));
+  attention_forward(cpu, none, none, none, none, none, {2, 3, 0, 0, 4});
+  attention_backward(cpu, none, none, none, none, none, none, none, none, none, {2, 3, 0, 0, 4});
+  full_attention_forward(cpu, none, none, none, {}, none, none, {2, 3, 3, 0, 0, 4});
+}
+
+// The variance of no features is 0, on every device.
+TEST_F(Compositions, OfNoFeaturesHaveAVarianceOfZero) {
+  constexpr float kEps = 1e-5f, kWant = 316.227766f;
+  std::vector<float> mean(3), inv(3);
+  float* const none = nullptr;
+  layer_norm_forward(cpu, none, none, none, none, mean.data(), inv.data(), 3, 0, kEps);
+  for (const float x : inv) EXPECT_FLOAT_EQ(x, kWant);
+  channel_norm_forward(cpu, none, none, none, none, mean.data(), inv.data(), {1, 0, 3}, kEps);
+  for (const float x : inv) EXPECT_FLOAT_EQ(x, kWant);
+  rms_norm_forward(cpu, none, none, none, inv.data(), 3, 0, kEps);
+  for (const float x : inv) EXPECT_FLOAT_EQ(x, kWant);
+  KernelContext ctx(device.compute);
+  const Tensor of_mean = device.compute.make({3}), of_inv = device.compute.make({3});
+  layer_norm_forward(ctx, none, none, none, none, of_mean.data_ptr<float>(), of_inv.data_ptr<float>(), 3, 0,
+                     kEps);
+  for (const float x : to_host(device.context, of_inv).f32()) EXPECT_FLOAT_EQ(x, kWant);
+}
+
 // What the copies of the operands that are queued write to lives until they are done.
 TEST(HostKernels, WaitForTheirCopiesIfOneFails) {
   OnLate host = without_kernels_on_host();

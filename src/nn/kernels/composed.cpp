@@ -171,12 +171,14 @@ AttentionPiece whole(const AttentionShape& s) {
 
 void attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
                        float* softmax, AttentionShape s) {
+  check_heads("attention_forward", s);
   attention_piece_forward(ctx, q, k, v, ScoreBias{}, out, softmax, whole(s));
 }
 
 void attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k, const float* v,
                         const float* out, const float* softmax, float* dq, float* dk, float* dv,
                         AttentionShape s) {
+  check_heads("attention_backward", s);
   const Temporary<float> delta(ctx, s.batch * s.heads * s.seq);
   attention_delta(ctx, dout, out, delta, {s.batch, s.seq, s.seq, s.heads, s.kv_heads, s.head_dim});
   attention_piece_backward_queries(ctx, dout, q, k, v, ScoreBias{}, softmax, delta, dq, whole(s));
@@ -185,6 +187,7 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
 
 void full_attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v,
                             ScoreBias bias, float* out, float* softmax, FullAttentionShape s) {
+  check_heads("full_attention_forward", s);
   attention_piece_forward(ctx, q, k, v, bias, out, softmax,
                           {s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, 0, 0, false, true,
                            true, s.bf16_products});

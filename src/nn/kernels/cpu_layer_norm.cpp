@@ -16,16 +16,16 @@ WEFT_CPU_CLONES(void, forward_rows,
                 (const float* x, const float* weight, const float* bias, float* y, float* mean,
                  float* inv_std, std::int64_t rows, std::int64_t dim, float eps),
                 (x, weight, bias, y, mean, inv_std, rows, dim, eps)) {
+  const float count = static_cast<float>(std::max<std::int64_t>(dim, 1));  // an empty sum has the mean 0
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* in = x + row * dim;
     float* out = y + row * dim;
-    const float middle =
-        lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE { return in[i]; }) / static_cast<float>(dim);
+    const float middle = lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE { return in[i]; }) / count;
     const float squares = lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE {
       const float off = in[i] - middle;
       return off * off;
     });
-    const float inv = 1.0f / std::sqrt(squares / static_cast<float>(dim) + eps);
+    const float inv = 1.0f / std::sqrt(squares / count + eps);
     mean[row] = middle;
     inv_std[row] = inv;
 #pragma GCC ivdep
@@ -69,13 +69,13 @@ WEFT_CPU_CLONES(void, forward_tile,
                  float* inv_std, std::int64_t channels, std::int64_t tile, std::int64_t stride, float eps),
                 (x, weight, bias, y, mean, inv_std, channels, tile, stride, eps)) {
   double sum[kTile] = {}, squares[kTile] = {};
+  const double count = static_cast<double>(std::max<std::int64_t>(channels, 1));
   for (std::int64_t c = 0; c < channels; ++c) {
     const float* in = x + c * stride;
 #pragma GCC ivdep
     for (std::int64_t p = 0; p < tile; ++p) sum[p] += static_cast<double>(in[p]);
   }
-  for (std::int64_t p = 0; p < tile; ++p)
-    mean[p] = static_cast<float>(sum[p] / static_cast<double>(channels));
+  for (std::int64_t p = 0; p < tile; ++p) mean[p] = static_cast<float>(sum[p] / count);
   for (std::int64_t c = 0; c < channels; ++c) {
     const float* in = x + c * stride;
 #pragma GCC ivdep
@@ -85,7 +85,7 @@ WEFT_CPU_CLONES(void, forward_tile,
     }
   }
   for (std::int64_t p = 0; p < tile; ++p)
-    inv_std[p] = 1.0f / std::sqrt(static_cast<float>(squares[p] / static_cast<double>(channels)) + eps);
+    inv_std[p] = 1.0f / std::sqrt(static_cast<float>(squares[p] / count) + eps);
   for (std::int64_t c = 0; c < channels; ++c) {
     const float* in = x + c * stride;
     float* out = y + c * stride;

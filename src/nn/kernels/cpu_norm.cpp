@@ -1,4 +1,5 @@
 // RMS norm, forward and backward.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -16,7 +17,7 @@ WEFT_CPU_CLONES(void, forward_rows,
     const float* in = x + row * dim;
     float* out = y + row * dim;
     const float squares = lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE { return in[i] * in[i]; });
-    const float inv = 1.0f / std::sqrt(squares / static_cast<float>(dim) + eps);
+    const float inv = 1.0f / std::sqrt(squares / static_cast<float>(std::max<std::int64_t>(dim, 1)) + eps);
     inv_rms[row] = inv;
 #pragma GCC ivdep
     for (std::int64_t i = 0; i < dim; ++i) out[i] = in[i] * inv * weight[i];

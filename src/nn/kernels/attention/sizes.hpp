@@ -18,6 +18,7 @@
 #include <limits>
 
 #include "nn/kernels/attention/block_products.hpp"
+#include "nn/kernels/checks.hpp"
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
 #include "weft/base/error.hpp"
@@ -37,7 +38,7 @@ struct Sizes {
   bool begins = true, ends = true;  // nothing was added up before, and nothing will be
   bool bf16 = false;                // operands of products may be rounded
 
-  std::int64_t group() const { return heads / kv_heads; }
+  std::int64_t group() const { return kv_heads == 0 ? 0 : heads / kv_heads; }
   std::int64_t q_stride() const { return heads * head_dim; }
   std::int64_t k_stride() const { return kv_heads * head_dim; }
   float scaling() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
@@ -48,15 +49,6 @@ struct Sizes {
   }
   std::int64_t hidden_from(std::int64_t first) const { return causal ? ahead + first : keys; }
 };
-
-template <class Shape>
-void check_heads(const char* op, const Shape& s) {
-  if (s.kv_heads < 1 || s.heads % s.kv_heads != 0) {
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{}: {} query heads over {} key/value heads; expected a multiple", op, s.heads,
-                            s.kv_heads));
-  }
-}
 
 [[maybe_unused]] Sizes sizes(const AttentionShape& s) {
   return {s.batch, s.seq, s.seq, s.heads, s.kv_heads, s.head_dim, true, 0, true, true, s.bf16_products};
