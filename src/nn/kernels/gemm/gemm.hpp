@@ -9,7 +9,7 @@
 //   fma(alpha, the sum over the last block of k,
 //       … fma(alpha, the sum over the first, what was there or the bias)).
 // So a product may be divided into any pieces of rows and columns, and a row of c depends on its row of a
-// alone. The block and its sum depend on the kind of instructions:
+// alone; only which NaN a NaN is may change. The block and its sum depend on the kind of instructions:
 //
 // avx2(), avx512(): a block is 256 long, and its sum is made by one fma after the other, in order; both have
 // the same bits. Operands in bf16 are widened, so that the bits are those of f32.
