@@ -317,7 +317,7 @@ TEST(LeftOver, MayBeRunByAHookInsideAScope) {
   EXPECT_EQ(halves, gradients(false));
 }
 
-// Gives its input back; its backward fails if it is told to.
+// Gives its input back; its backward throws if `fails`.
 struct Failing : Module {
   bool fails = true;
   Tensors do_forward(Inputs x, Frame& frame) override {

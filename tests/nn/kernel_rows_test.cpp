@@ -670,10 +670,11 @@ TEST_F(Compositions, OfNoFeaturesHaveAVarianceOfZero) {
   const Tensor of_mean = device.compute.make({3}), of_inv = device.compute.make({3});
   layer_norm_forward(ctx, none, none, none, none, of_mean.data_ptr<float>(), of_inv.data_ptr<float>(), 3, 0,
                      kEps);
-  for (const float x : to_host(device.context, of_inv).f32()) EXPECT_FLOAT_EQ(x, kWant);
+  const Tensor home = to_host(device.context, of_inv);
+  for (const float x : home.f32()) EXPECT_FLOAT_EQ(x, kWant);
 }
 
-// What the copies of the operands that are queued write to lives until they are done.
+// Memory to which queued copies write lives until they are done.
 TEST(HostKernels, WaitForTheirCopiesIfOneFails) {
   OnLate host = without_kernels_on_host();
   const Stream stream = host.compute.stream();

@@ -14,7 +14,7 @@ inline void check_groups(const char* op, const MapShape& s, std::int64_t groups)
                 fmt::format("{}: {} channels do not divide into {} groups", op, s.channels, groups));
 }
 
-/// Of any shape of attention. No heads at all are 0 over 0.
+/// For any shape of attention. No heads at all are 0 over 0.
 template <class Shape>
 void check_heads(const char* op, const Shape& s) {
   if (s.heads == 0 && s.kv_heads == 0) return;
