@@ -31,8 +31,8 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 12. A folder of sources below its layer stands for an idea that takes several files: a single file lies in
     the folder above.
 13. weft::env reads the environment variables that begin with WEFT_; its table (src/base/env.cpp) lists them.
-14. with_mutants in src/CMakeLists.txt lists the sources that include base/mutant.hpp, directly or by other
-    headers; the plug-ins have no mistakes.
+14. with_mutants and train_with_mutants in src/CMakeLists.txt list the sources that include base/mutant.hpp,
+    directly or by other headers; the plug-ins have no mistakes.
 15. A public header that includes no other header of weft includes weft/base/cxx20.hpp, so that all of them
     refuse an older standard.
 16. src/, include/ and tools/ read and write text through the streams of src/base/text/plain_streams.hpp,
@@ -223,7 +223,7 @@ def calls_without_deadline(text):
 def wrongly_listed_mutants(tree):
     """The faults of the list of sources that are compiled again with mistakes."""
     build = tree / "src/CMakeLists.txt"
-    listed = build.exists() and re.search(r"set\(with_mutants\s([^)]*)\)", build.read_text(encoding="utf-8"))
+    listed = build.exists() and re.findall(r"set\((?:train_)?with_mutants\s([^)]*)\)", build.read_text(encoding="utf-8"))
     if not listed:
         return
     included = {p.relative_to(tree / "src").as_posix(): set(re.findall(r'#include "([^"]+)"', p.read_text(encoding="utf-8")))
@@ -235,7 +235,7 @@ def wrongly_listed_mutants(tree):
         grows = bool(further)
     plug_in = re.compile("backends/(gloo|mpi|nccl)/")
     wanted = {name for name in reach if name.endswith(".cpp") and not plug_in.match(name)}
-    for name in sorted(wanted ^ set(listed.group(1).split())):
+    for name in sorted(wanted ^ set(" ".join(listed).split())):
         what = "includes base/mutant.hpp and is not" if name in wanted else "does not include base/mutant.hpp and is"
         yield f"src/CMakeLists.txt:1: {name} {what} among with_mutants"
 

@@ -121,6 +121,7 @@ weft::BuildOptions build_options_of(const char* function, const weft_transformer
     capi::refuse(ErrorCode::bad_argument, function,
                  "options->float8_whole_scales is true; expected a recipe in options->float8");
   if (o.float8 != WEFT_FLOAT8_NONE) build.float8 = static_cast<weft::Float8Recipe>(o.float8 - 1);
+  if (o.exact) build.exact = weft::Exact::yes;
   if (o.float8_whole_scales) build.float8_options.scales = weft::Float8Scales::whole;
   for (const std::string_view path :
        capi::names_of(function, o.frozen, o.frozen_count, "options->frozen", "options->frozen_count"))

@@ -4,12 +4,14 @@
 
 #include <algorithm>
 
+#include "base/mutant.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/nn/exact.hpp"
 #include "weft/nn/init.hpp"
+#include "weft/nn/loss.hpp"
 #include "weft/tp/own_plan.hpp"
 #include "weft/tp/plan.hpp"
 
@@ -52,6 +54,10 @@ void expect_exact(Module& model, const BuildOptions& options, const ParallelMode
     throw Error(ErrorCode::bad_argument,
                 fmt::format("exact: the hook \"{}\" of the reducer has no rule for exact mode",
                             options.reducer.hook.name));
+  if (built.loss != nullptr && dynamic_cast<const CrossEntropy*>(built.loss.get()) == nullptr)
+    throw Error(ErrorCode::bad_argument,
+                "exact: the loss of the recipe has no rule for exact mode; expected a "
+                "CrossEntropy");
   expect_exact(model, built.mesh);
 }
 
@@ -171,7 +177,10 @@ void ModelBuilder::activation_checkpointing() {
 
 void ModelBuilder::data_parallel() {
   begin(Step::data);
-  if (options_.exact == Exact::yes) expect_exact(*built_.model, options_, built_);
+  if (options_.exact == Exact::yes) {
+    expect_exact(*built_.model, options_, built_);
+    expect_exact_kernels(*compute_);
+  }
   if (options_.data == DataForm::ddp) {
     built_.reducer =
         std::make_unique<GradientReducer>(built_.model->parameters(), built_.data, options_.reducer);
@@ -183,7 +192,8 @@ void ModelBuilder::data_parallel() {
   if (sharding.blocks.empty()) sharding.blocks = recipe_.blocks;
   if (options_.dtype == DType::bf16) sharding.precision.param = DType::bf16;
   if (built_.float8) sharding.float8 = built_.float8->linears();
-  if (options_.exact == Exact::yes) sharding.precision.cast_inputs = false;  // other forms cast none
+  if (options_.exact == Exact::yes && !WEFT_MUTANT("exact_inputs_cast"))
+    sharding.precision.cast_inputs = false;  // other forms cast none
   built_.sharded = fully_shard(*built_.model, axes, sharding);
 }
 

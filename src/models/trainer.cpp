@@ -11,7 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/cpu/isa.hpp"
 #include "base/hash.hpp"
+#include "base/mutant.hpp"
 #include "models/agreement.hpp"
 #include "models/batch.hpp"
 #include "models/micro_batches.hpp"
@@ -186,9 +188,13 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   }
   const auto content = static_cast<std::int64_t>(hash.value);
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
-  const std::vector<Setting> settings =
+  std::vector<Setting> settings =
       settings_of(options_, optimizer_->digest(), steps_,
                   steps_ > 0 ? 0 : history_of_first_values(model_->model->parameters()));
+  // Bits differ between instruction sets.
+  const auto isa = static_cast<std::int64_t>(cpu_isa());
+  settings.push_back({"the instruction set of an exact step (WEFT_CPU_ISA chooses one)",
+                      model_->exact == Exact::yes ? 1 + isa : 0});
   // Represents a number that this rank does not know.
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   Numbers mine{fault, content, ~content, rate, ~rate};
@@ -274,7 +280,8 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
                               compute_->stream()));
   }
   std::optional<MicroBatchSum> earlier;  // in exact mode: of the micro-batches before the last
-  if (model_->exact == Exact::yes && all.size() > 1) earlier.emplace(optimizer_->parameters(), *compute_);
+  if (model_->exact == Exact::yes && all.size() > 1 && !WEFT_MUTANT("exact_micro_batches_unreduced"))
+    earlier.emplace(optimizer_->parameters(), *compute_);
   try {
     std::optional<NoSync> off;  // a sharded model reduces each micro-batch: it keeps no whole gradients
     if (all.size() > 1 && model_->reducer && !earlier) off.emplace(model_->no_sync());

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/mutant.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -70,6 +71,8 @@ void reduce_by(const char* what, void (*verb)(std::span<Gradient>, const DeviceM
   list.state_layouts(parameters);
 }
 
+Exact chosen(Exact exact) { return WEFT_MUTANT("exact_norm_in_f64") ? Exact::no : exact; }
+
 }  // namespace
 
 std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what) {
@@ -80,13 +83,13 @@ std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::
 
 double grad_norm(std::span<Parameter* const> parameters, double p, Compute* compute, Exact exact) {
   List list(parameters, "grad_norm", compute);
-  return grad_norm(list.gradients(), p, list.compute(), exact);
+  return grad_norm(list.gradients(), p, list.compute(), chosen(exact));
 }
 
 double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, double p, NonFinite non_finite,
                       Compute* compute, Exact exact) {
   List list(parameters, "clip_grad_norm", compute);
-  return clip_grad_norm(list.gradients(), max_norm, p, non_finite, list.compute(), exact);
+  return clip_grad_norm(list.gradients(), max_norm, p, non_finite, list.compute(), chosen(exact));
 }
 
 void reduce_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,

@@ -29,6 +29,7 @@ static weft_data_form form = WEFT_DATA_DDP;
 static int32_t after_forward = WEFT_RESHARD;
 static weft_dtype reduce_as = WEFT_F32;
 static weft_float8_recipe float8 = WEFT_FLOAT8_NONE;
+static bool exact = false;
 
 static int32_t ac_mode = WEFT_AC_NONE;
 static const char* const ac_modules[] = {"layers.*.mlp"};
@@ -52,6 +53,7 @@ static weft_transformer_options small(void) {
   o.ac_mode = ac_mode;
   o.ac_modules = ac_modules;
   o.ac_module_count = ac_mode == WEFT_AC_SELECTIVE;
+  o.exact = exact;
   return o;
 }
 
@@ -177,6 +179,20 @@ static void test_float8(void) {
   }
   float8 = WEFT_FLOAT8_NONE;
 }
+/* On every mesh the same bits. */
+static void test_exact(void) {
+  double one[TRAIN_STEPS];
+  exact = true;
+  run.dp = run.tp = 1;
+  run_ranks(1, train);
+  memcpy(one, run.losses, sizeof one);
+  run.dp = run.tp = 2;
+  run_ranks(4, train);
+  CHECK(memcmp(run.losses, one, sizeof one) == 0);
+  exact = false;
+  run_ranks(4, train);
+  CHECK(memcmp(run.losses, one, sizeof one) != 0);
+}
 static void divided_refused(rank_args* a) {
   weft_transformer_options options = small();
   weft_group* group = join(a, "world", 0);
@@ -201,6 +217,12 @@ static void divided_refused(rank_args* a) {
       weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
       "weft_transformer_create: options->float8_whole_scales is true; expected a recipe in options->float8");
   options.float8_whole_scales = false;
+  options.exact = true;
+  options.tied = !options.tied;
+  CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+              "*exact: ");
+  options.tied = !options.tied;
+  options.exact = false;
   options.reduce = WEFT_F16;
   CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
               "* (WEFT_F32) or ");
@@ -1168,6 +1190,7 @@ int main(void) {
   on_mesh(2, 2, more_options);
   test_divided_parameters();
   test_float8();
+  test_exact();
   test_divided_refused();
   test_ac();
   checkpoints();

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -12,7 +13,9 @@
 
 #include "support/masked_backend.hpp"
 #include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/models/recipe.hpp"
 #include "weft/models/trainer.hpp"
 #include "weft/nn/exact.hpp"
 
@@ -33,6 +36,8 @@ struct Case {
   TransformerConfig model = {};
   int threads = 1, micro_batches = 1;
   Exact exact = Exact::yes;
+  int first = 0, last = kSteps;
+  std::filesystem::path load = {}, save = {};  // before the first step, after the last
 };
 
 TransformerConfig small(std::int64_t kv_heads = 4) {
@@ -96,7 +101,8 @@ Bits run(const Case& c, std::int64_t rows = kRows) {
     ParallelModel model = build_parallel_model(c.model, mesh, compute, options);
     Trainer trainer(model, compute, {.max_norm = 0.5});
     Bits own;
-    for (int step = 0; step < kSteps; ++step) {
+    if (!c.load.empty()) trainer.load(c.load);
+    for (int step = c.first; step < c.last; ++step) {
       const std::int64_t here = rows / model.data.size();
       std::vector<std::unique_ptr<Rows>> all;
       std::vector<TokenBatch> batches;
@@ -113,6 +119,7 @@ Bits run(const Case& c, std::int64_t rows = kRows) {
       own.push_back({name("norm"), bits_of(std::span<const double>(&result.grad_norm, 1))});
       for (Parameter* p : model.parameters()) own.push_back({name(p->path()), whole(p->master())});
     }
+    if (!c.save.empty()) trainer.save(c.save);
     const std::lock_guard lock(mutex);
     if (bits.empty()) bits = own;
     EXPECT_TRUE(own == bits) << c.name << ", rank " << rank.rank << " has other bits than the first";
@@ -227,6 +234,21 @@ TEST(Exact, MicroBatches) {
                           fmt::format("{} micro-batches", count), [&](Case& c) { c.micro_batches = count; }));
 }
 
+// A run that is stopped and resumed on another mesh.
+TEST(Exact, Resumes) {
+  const test::TemporaryFolder folder;
+  const Bits whole = run(on(1, 1));
+  const auto stop = [&](Case& c) { c.last = 3, c.save = folder.path() / "run"; };
+  const auto go_on = [&](Case& c) { c.first = 3, c.load = folder.path() / "run"; };
+  const Bits first = run(with(on(2, 2, true), "stopped", stop));
+  for (const Case& c : {on(1, 4), fsdp(on(4, 1)), hsdp(2, 2, 1)}) {
+    const Bits rest = run(with(c, "resumed", go_on));
+    Bits all = first;
+    all.insert(all.end(), rest.begin(), rest.end());
+    EXPECT_EQ(difference(whole, all), "") << c.name;
+  }
+}
+
 // Sizes that are no multiples of 8, and larger than a tile of a product.
 TEST(Exact, OtherSizes) {
   const auto odd = [](Case& c) { c.model.dim = 52, c.model.ffn_hidden = 100, c.model.vocab = 68; };
@@ -296,6 +318,23 @@ TEST(Exact, NamesALayerWithoutARule) {
     root.append("second", std::make_unique<ChannelNorm>(8));
     EXPECT_EQ(test::error_text([&] { expect_exact(root, mesh); }),
               "bad_argument: exact: \"second\" is of kind ChannelNorm, which has no rule for exact mode");
+  });
+}
+
+TEST(Exact, RefusesALossWithoutARule) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
+    Recipe recipe;
+    recipe.name = "line";
+    recipe.build = [] { return std::make_unique<Linear>(8, 8); };
+    recipe.split = [](Module&, const DeviceMesh&, const BuildOptions&) {};
+    recipe.loss = [] { return std::make_unique<MeanSquaredError>(); };
+    BuildOptions options;
+    options.exact = Exact::yes;
+    EXPECT_EQ(
+        test::error_text([&] { build_parallel_model(recipe, mesh, compute, options); }),
+        "bad_argument: exact: the loss of the recipe has no rule for exact mode; expected a CrossEntropy");
   });
 }
 

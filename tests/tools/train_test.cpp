@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/cpu/isa.hpp"
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/terminal.hpp"
@@ -851,6 +852,32 @@ TEST_F(TrainTest, RunsWithTorchrunsVariables) {
     EXPECT_EQ(status->code, 0) << err(std::to_string(r));
   }
   EXPECT_THAT(out("0"), HasSubstr("mesh dp=2 x tp=2"));
+}
+
+TEST_F(TrainTest, ExactModeNeedsOneInstructionSet) {
+  std::string port;
+  {
+    Logger quiet(LogLevel::error);
+    port = std::to_string(TcpStoreServer(quiet).port());  // free a moment ago
+  }
+  if (cpu_has() == CpuIsa::baseline) GTEST_SKIP() << "this CPU has one instruction set";
+  std::vector<ChildProcess> ranks;
+  for (int r = 0; r < 2; ++r)
+    ranks.push_back(start(
+        small({"--exact", "--until", "3"}),
+        {"RANK=" + std::to_string(r), "WORLD_SIZE=2", "LOCAL_RANK=" + std::to_string(r),
+         "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + port, r == 0 ? "WEFT_CPU_ISA=avx2" : "WEFT_CPU_ISA="},
+        std::to_string(r)));
+  for (int r = 0; r < 2; ++r) {
+    const auto status = ranks[static_cast<std::size_t>(r)].wait(seconds(60));
+    ASSERT_TRUE(status.has_value()) << "rank " << r << " hangs";
+    if (cpu_has() == CpuIsa::avx2) continue;  // the same
+    EXPECT_EQ(status->code, 2);
+    EXPECT_THAT(
+        err(std::to_string(r)),
+        HasSubstr(
+            "the instruction set of an exact step (WEFT_CPU_ISA chooses one) is not the same on all ranks"));
+  }
 }
 
 TEST_F(TrainTest, ParityComparesMeshes) {

@@ -73,6 +73,9 @@ typedef struct weft_transformer_options {
   int32_t ac_every;
   const char* const* ac_modules;
   int32_t ac_module_count;
+  /* The same bits of losses, gradients and parameters on 1, 2, 4 and 8 ranks (docs/exact.md). If something
+   * has no rule for that, creation or a step fails with WEFT_BAD_ARGUMENT, whose text says what. */
+  bool exact;
 } weft_transformer_options;
 enum { WEFT_AC_NONE = 0, WEFT_AC_FULL = 1, WEFT_AC_SELECTIVE = 2 };
 enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
@@ -80,7 +83,7 @@ enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
   {                                                                                                          \
     sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0,      \
         NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL, WEFT_F32, 0, WEFT_FLOAT8_NONE, false, \
-        WEFT_AC_NONE, 0, NULL, 0                                                                             \
+        WEFT_AC_NONE, 0, NULL, 0, false                                                                      \
   }
 
 /* `mesh`: a root mesh that has both axes; an axis that is not wanted has size 1. `options` may be NULL; all

@@ -21,4 +21,9 @@ void expect_exact(Module& root, const DeviceMesh& mesh);
 /// x 1 + 4): some of the 8 blocks would be cut`.
 void expect_exact_parts(std::string_view what, std::int64_t size, int ranks);
 
+/// Runs some kernels of `compute` on small operands, whole and in two parts, the first time that it is called
+/// for this Compute. Throws unsupported if the bits differ, naming the kernel and the sizes, and for the
+/// Compute of a device.
+void expect_exact_kernels(Compute& compute);
+
 }  // namespace weft

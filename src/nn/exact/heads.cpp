@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/mutant.hpp"
 #include "nn/exact/sums.hpp"
 
 namespace weft::exact {
@@ -22,7 +23,7 @@ Tensor repeated(Frame& frame, const Tensor& x, std::int64_t rows, const kernels:
 // The first of `count` arrays becomes their sum, a balanced tree.
 void add_heads(float* first, std::int64_t count, std::int64_t width) {
   if (count < 2) return;
-  const std::int64_t half = (count + 1) / 2;
+  const std::int64_t half = WEFT_MUTANT("exact_heads_in_a_row") ? count - 1 : (count + 1) / 2;
   float* const second = first + half * width;
   add_heads(first, half, width);
   add_heads(second, count - half, width);

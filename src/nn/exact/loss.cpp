@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <array>
 
+#include "base/mutant.hpp"
 #include "nn/exact/sums.hpp"
 
 namespace weft::exact {
 
 Tensor loss_terms(Frame& frame, const Tensor& logits, const Tensor& labels, const kernels::VocabPart& classes,
                   const Tensor& valid, double smoothing) {
-  const int blocks = blocks_here("cross entropy: logits", logits.layout(), logits.shape().rank() - 1);
+  const int blocks = WEFT_MUTANT("exact_classes_whole")
+                         ? 1
+                         : blocks_here("cross entropy: logits", logits.layout(), logits.shape().rank() - 1);
   const std::int64_t tokens = labels.count(), here = logits.shape().back();
   Shape shape{blocks};
   for (const std::int64_t extent : labels.shape()) shape.push_back(extent);
@@ -32,7 +35,8 @@ Tensor loss_terms(Frame& frame, const Tensor& logits, const Tensor& labels, cons
 void loss_sum(Frame& frame, const Tensor& terms, const Tensor& labels, const Tensor& softmax,
               const Tensor& loss, std::int64_t classes, const Tensor& valid, double smoothing,
               double z_loss) {
-  const int blocks = blocks_here("cross entropy: labels", labels.layout(), 0);
+  const int blocks =
+      WEFT_MUTANT("exact_loss_in_a_row") ? 1 : blocks_here("cross entropy: labels", labels.layout(), 0);
   const std::int64_t parts = terms.size(0), tokens = labels.count(), samples = labels.size(0),
                      unit = samples == 0 ? 0 : tokens / samples;
   std::array<double, kExactBlocks> sums{};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "base/mutant.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/mesh/redistribute.hpp"
@@ -90,7 +91,9 @@ void output(Frame& frame, const Module& layer, const Tensor& x, const Tensor& w,
             const Tensor& y) {
   const std::int64_t in = w.size(1), out = w.size(0), tokens = out == 0 ? 0 : y.count() / out;
   multiply(frame, x, Stored::plain, w, Stored::transposed, y, tokens, out, in,
-           {.leaves = blocks_here(layouts::named(layer, "weight"), w.layout(), 1)});
+           {.leaves = WEFT_MUTANT("exact_output_whole")
+                          ? 1
+                          : blocks_here(layouts::named(layer, "weight"), w.layout(), 1)});
   if (bias != nullptr) kernels::add_bias(frame.kernels(), bias, y.data_ptr<float>(), tokens, out);
 }
 
@@ -101,8 +104,8 @@ Tensor input_gradient(Frame& frame, const Module& layer, const Tensor& dy, const
   std::vector<std::int64_t> here(segments.begin(), segments.end());
   for (std::int64_t& size : here) size = size * leaves / kExactBlocks;
   multiply(frame, dy, Stored::plain, w, Stored::plain, dx, tokens, in, out,
-           {.leaves = leaves, .segments = here});
-  return summed(dx);
+           {.leaves = WEFT_MUTANT("exact_dx_whole") ? 1 : leaves, .segments = here});
+  return WEFT_MUTANT("exact_dx_unsummed") ? dx : summed(dx);
 }
 
 void weight_gradient(Frame& frame, const Module& layer, const Tensor& dy, const Tensor& x, const Tensor& dw,
@@ -114,7 +117,8 @@ void weight_gradient(Frame& frame, const Module& layer, const Tensor& dy, const 
   const std::int64_t unit = product_of(x.shape(), 1, x.shape().rank() - 1);
   const Tensor to = add ? frame.compute().make(dw.shape()) : dw;
   multiply(frame, dy, Stored::transposed, x, Stored::plain, to, out, in, tokens,
-           {.leaves = blocks_here(what, x.layout(), 0), .unit = std::max<std::int64_t>(unit, 1)});
+           {.leaves = WEFT_MUTANT("exact_dw_whole") ? 1 : blocks_here(what, x.layout(), 0),
+            .unit = std::max<std::int64_t>(unit, 1)});
   if (add)
     kernels::add(frame.kernels(), dw.data_ptr<float>(), to.data_ptr<float>(), dw.data_ptr<float>(),
                  dw.count());
@@ -133,7 +137,7 @@ void over_samples(Frame& frame, const Module& layer, const Tensor& x, int inner,
   const TensorName what = layouts::named(layer, "x");
   expect_samples_alone(what, x, false);
   const std::int64_t samples = x.size(0), unit = product_of(x.shape(), 1, x.shape().rank() - inner);
-  const int blocks = blocks_here(what, x.layout(), 0);
+  const int blocks = WEFT_MUTANT("exact_table_whole") ? 1 : blocks_here(what, x.layout(), 0);
   const Tensor sum = add ? frame.compute().make(to.shape()) : to;
   add_tree(frame, 0, blocks, sum, [&](int index, const Tensor& part) {
     const Chunk of = exact_block(samples, blocks, index);
@@ -188,7 +192,8 @@ void over_positions(Frame& frame, const Module& layer, const Tensor& x,
   expect_samples_alone(what, x, true);
   const bool has_positions = x.shape().rank() > 2;
   const int of_samples = x.shape().rank() > 1 ? blocks_here(what, x.layout(), 0) : 1,
-            of_positions = has_positions ? blocks_here(what, x.layout(), 1) : 1;
+            of_positions =
+                has_positions && !WEFT_MUTANT("exact_positions_whole") ? blocks_here(what, x.layout(), 1) : 1;
   const std::int64_t samples = x.shape().rank() > 1 ? x.size(0) : 1,
                      positions = has_positions ? x.size(1) : 1,
                      inner = has_positions ? product_of(x.shape(), 2, x.shape().rank() - 1) : 1;

@@ -130,9 +130,10 @@ struct TreeTile {
   const ProductTree& tree;
   float* scratch;  // of the kernel
 
-  // Leaf `index`, to rows of c that lie `stride` apart.
-  void leaf(int index, float* c, std::int64_t stride) const {
-    bool begun = false;
+  // Leaf `index`, to rows of c that lie `stride` apart; or c += the leaf, if that is a single sum of the
+  // kernel.
+  void leaf(int index, float* c, std::int64_t stride, bool add) const {
+    bool begun = add;
     for_segments(tree, k, [&](std::int64_t first, std::int64_t size) {
       const Chunk part = exact_block(size, tree.leaves, index);
       if (part.size == 0) return;
@@ -143,9 +144,21 @@ struct TreeTile {
     });
     for (std::int64_t i = 0; i < rows && !begun; ++i) std::fill_n(c + i * stride, columns, 0.0f);
   }
+  // Whether c += leaf has the bits of the sum of c and the leaf: an element of the leaf is rounded once, by
+  // the last of its fma, and added to c as a number.
+  bool leaf_is_one_sum() const {
+    constexpr std::int64_t kLeastBlock = 256;  // of k in one sum, of all kernels (gemm.hpp)
+    const std::int64_t units = k / tree.unit;
+    return tree.segments.size() < 2 && exact_block(units, tree.leaves, 0).size * tree.unit <= kLeastBlock &&
+           exact_block(units, tree.leaves, tree.leaves - 1).size > 0;
+  }
   // `free`: memory for a tile for each further level of the tree.
   void sum(int first, int leaves, float* c, std::int64_t stride, float* free) const {
-    if (leaves == 1) return leaf(first, c, stride);
+    if (leaves == 1) return leaf(first, c, stride, false);
+    if (leaves == 2 && leaf_is_one_sum()) {
+      leaf(first, c, stride, false);
+      return leaf(first + 1, c, stride, true);
+    }
     sum(first, leaves / 2, c, stride, free);
     sum(first + leaves / 2, leaves / 2, free, columns, free + kTreeTile);
     add_tile(c, stride, free, rows, columns);
