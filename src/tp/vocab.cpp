@@ -293,6 +293,7 @@ View rows_of(const View& v, std::int64_t first, std::int64_t count) {
 void check_linear_loss(const Checker& c, const VocabPart& part, const ConstTensorView& x,
                        const ConstTensorView& w, const ConstTensorView& labels,
                        const VocabLossOptions& options, const LinearLossGradients& g, std::int64_t chunk) {
+  if (chunk < 1) c.wrong("chunk", fmt::format("is {}; expected 1 token or more", chunk));
   check_embedding(c, part, "labels", labels, "w", w, "x", x);
   if (w.dtype != x.dtype) c.wrong("w", fmt::format("is {}; expected {}, as x", name(w.dtype), name(x.dtype)));
   const auto check_gradient = [&](const char* what, const TensorView& v, const char* of_name,
@@ -309,7 +310,6 @@ void check_linear_loss(const Checker& c, const VocabPart& part, const ConstTenso
   check_gradient("dw", g.dw, "w", w);
   c.expect_apart("dx", g.dx, {{"dw", g.dw}});
   check_options(c, options);
-  if (chunk < 1) c.wrong("chunk", fmt::format("is {}; expected 1 token or more", chunk));
 }
 
 }  // namespace
