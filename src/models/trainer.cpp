@@ -74,14 +74,19 @@ std::int64_t digest_of_groups(const std::vector<ParameterGroup>& groups) {
   return static_cast<std::int64_t>(hash.value);
 }
 // `optimizer`: its digest. `first_values`: the history of the first values; 0: not known.
-std::vector<Setting> settings_of(const Trainer::Options& o, std::uint64_t optimizer, std::int64_t steps,
-                                 std::uint64_t first_values) {
+std::vector<Setting> settings_of(const Trainer::Options& o, const Float8Model* float8,
+                                 std::uint64_t optimizer, std::int64_t steps, std::uint64_t first_values) {
   const auto of = [](std::initializer_list<double> values) {
     Fnv1a hash;
     for (const double v : values) hash.add(std::bit_cast<std::uint64_t>(v));
     return static_cast<std::int64_t>(hash.value);
   };
   const auto& scale = o.loss_scale;
+  const Float8LinearOptions of_float8 =
+      float8 != nullptr ? float8->linears()->options() : Float8LinearOptions{};
+  Fnv1a converted;
+  if (float8 != nullptr)
+    for (const Linear* layer : float8->linears()->layers()) converted.add(hash_of(layer->path()));
   return {
       {"options.groups", digest_of_groups(o.groups)},
       {"options.optimizer", static_cast<std::int64_t>(optimizer)},
@@ -95,6 +100,10 @@ std::vector<Setting> settings_of(const Trainer::Options& o, std::uint64_t optimi
       {"options.z_loss", of({o.z_loss})},
       {"options.freeze", static_cast<std::int64_t>(hash_of(to_string(o.freeze)))},
       {"options.ema", o.ema ? of({o.ema->decay, static_cast<double>(o.ema->warm_up)}) : 0},
+      {"BuildOptions::float8", float8 != nullptr ? 1 + static_cast<std::int64_t>(of_float8.recipe) : 0},
+      {"BuildOptions::float8_options.filter", static_cast<std::int64_t>(converted.value)},
+      {"BuildOptions::float8_options.scales", static_cast<std::int64_t>(of_float8.scales)},
+      {"BuildOptions::float8_options.not_finite", static_cast<std::int64_t>(of_float8.not_finite)},
       {"steps()", steps},
       {"what the parameters were initialised with (the seed)", static_cast<std::int64_t>(first_values >> 2),
        first_values != 0},
@@ -189,7 +198,7 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   const auto content = static_cast<std::int64_t>(hash.value);
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
   std::vector<Setting> settings =
-      settings_of(options_, optimizer_->digest(), steps_,
+      settings_of(options_, model_->float8.get(), optimizer_->digest(), steps_,
                   steps_ > 0 ? 0 : history_of_first_values(model_->model->parameters()));
   // Bits differ between instruction sets.
   const auto isa = static_cast<std::int64_t>(cpu_isa());
@@ -265,6 +274,23 @@ void end_step(ParallelModel& model) noexcept {
   } catch (...) {}
 }
 
+// While this lives, float8 layers pass on gradients that are not finite, for steps that are skipped then.
+class GradientsMayBeInfinite {
+ public:
+  explicit GradientsMayBeInfinite(const Float8Model* model) : model_(model) {
+    if (model_ != nullptr) before_ = model_->linears()->set_not_finite(Float8NotFinite::propagate);
+  }
+  GradientsMayBeInfinite(const GradientsMayBeInfinite&) = delete;
+  GradientsMayBeInfinite& operator=(const GradientsMayBeInfinite&) = delete;
+  ~GradientsMayBeInfinite() {
+    if (model_ != nullptr) model_->linears()->set_not_finite(before_);
+  }
+
+ private:
+  const Float8Model* model_;
+  Float8NotFinite before_ = Float8NotFinite::error;
+};
+
 }  // namespace
 
 // Performs forward, loss and backward of each batch; afterwards the gradients are those of all data ranks.
@@ -273,6 +299,7 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   const Tensor global = to_device(compute_->context(), scalar(model_->mesh, valid), compute_->stream());
   std::vector<Tensor> losses;
   Tensors dloss;
+  const bool skips = scaler_ || options_.non_finite == NonFinite::skip;
   if (scaler_) {
     Tensor scale(compute_->context(), {1}, DType::f64);
     scale.as<double>()[0] = scaler_->scale();
@@ -296,7 +323,9 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
       first += layouts::global_shape(all[i].tokens)[0];
       const Tensors logits = model_->model->forward({all[i].tokens}, frame);
       losses.push_back(loss_.forward({logits[0], all[i].labels, global}, frame)[0]);
-      model_->model->backward(loss_.backward(dloss, frame), frame);
+      const Tensors dlogits = loss_.backward(dloss, frame);
+      const GradientsMayBeInfinite here(skips ? model_->float8.get() : nullptr);
+      model_->model->backward(dlogits, frame);
       if (!earlier || i + 1 == all.size()) continue;
       model_->finish();
       earlier->take();

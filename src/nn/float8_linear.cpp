@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <typeinfo>
+#include <utility>
 
 #include "nn/linear_parts.hpp"
 #include "nn/operands.hpp"
@@ -132,6 +133,7 @@ class Float8LinearPasses : public Passes {
                 bool gradient) const;
   Scaled weight(Frame& frame, const Linear& layer, Float8Linears::WeightUse use) const;
   void keep(Frame& frame, const Linear& layer, const Tensor& x, const std::vector<float>& scales) const;
+  void expect_kept(const Linear& layer, const Tensors& kept) const;
 
   const std::shared_ptr<Float8Linears> layers_;
   const std::size_t index_;
@@ -212,6 +214,19 @@ void Float8LinearPasses::keep(Frame& frame, const Linear& layer, const Tensor& x
   frame.push(layer, {codes, kept});
 }
 
+// The layer may have been converted, or restored, since the forward pass.
+void Float8LinearPasses::expect_kept(const Linear& layer, const Tensors& kept) const {
+  const bool in_bf16 = recipe() == Float8Recipe::rowwise_gw_hp;
+  const DType dtype = in_bf16 ? DType::bf16 : DType::f8e4m3;
+  const std::int64_t scales = in_bf16 ? 0 : tensorwise() ? 1 : layer.weight->weight().size(1);
+  const std::int64_t found = kept.size() == 2 ? kept[1].count() : 0;
+  if (kept[0].dtype() == dtype && found == scales) return;
+  refuse_float8_layer(
+      fmt::format("\"{}\": its forward pass kept x in {} with {} scales on the Frame; {} needs {} with {}: a "
+                  "layer must not change between forward and backward",
+                  layer.path(), name(kept[0].dtype()), found, name(recipe()), name(dtype), scales));
+}
+
 Tensors Float8LinearPasses::forward(Module& module, Inputs inputs, Frame& frame) const {
   auto& layer = static_cast<Linear&>(module);
   if (inputs.size() != 1)
@@ -253,6 +268,7 @@ Tensors Float8LinearPasses::forward(Module& module, Inputs inputs, Frame& frame)
 Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& frame) const {
   auto& layer = static_cast<Linear&>(module);
   const Tensors kept = frame.pop(layer);
+  expect_kept(layer, kept);
   const Tensor& x = kept[0];  // its codes, or in bf16
   const Tensor& stored = layer.weight->weight();
   const LayoutRef of_w = stored.layout();
@@ -395,6 +411,7 @@ void Float8Linears::update_scales() {
   }
   largest_over(layers_[0]->weight->compute(), root, axes, most);
 
+  bad_weight_ = 0;
   const float* at = most.data();
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Parameter& p = *layers_[i]->weight;
@@ -402,8 +419,7 @@ void Float8Linears::update_scales() {
     const std::int64_t rows = by_rows ? p.global_shape()[0] : 1,
                        columns = by_columns ? p.global_shape()[1] : 0;
     const float largest = rows == 0 ? 0.0F : *std::max_element(at, at + rows);
-    if (!std::isfinite(largest))
-      refuse_float8_layer(fmt::format("the weight \"{}\" has an element that is not finite", p.path()));
+    if (!std::isfinite(largest) && bad_weight_ == 0) bad_weight_ = i + 1;
     const auto scale = [&](float amax) { return float8::scale_of(amax, DType::f8e4m3, by_rows); };
     w.tensor = scale(largest);
     w.rows.resize(static_cast<std::size_t>(by_rows ? rows : 0));
@@ -441,8 +457,12 @@ std::vector<float> Float8Linears::scales_of_part(std::size_t layer, WeightUse us
 }
 
 Tensor Float8Linears::weight_codes(std::size_t layer, WeightUse use) {
+  if (layer >= layers_.size())
+    refuse_float8_layer(
+        "the codes of a weight are asked for, but its layer is no longer a float8 layer; expected the "
+        "Float8Model to be destroyed after the FullySharded that gathers its codes");
   update_scales();
-  Parameter& p = *layers_.at(layer)->weight;
+  Parameter& p = *layers_[layer]->weight;
   const Tensor& w = p.weight();
   const Tensor codes = p.compute().make(w.shape(), DType::f8e4m3).with_layout(w.layout());
   const std::vector<float> scales = scales_of_part(layer, use, w.layout());
@@ -450,19 +470,20 @@ Tensor Float8Linears::weight_codes(std::size_t layer, WeightUse use) {
   return codes;
 }
 
-// Tensors are numbered by layer, first x, then dy. The one with the smallest number is reported:
-// in forward that is the first of the model.
+// Tensors have numbers in the order in which one is the cause of the others: from 1 on the weights, then the
+// x of each layer, then the dy from the last layer to the first. The smallest number is reported.
 void Float8Linears::note_not_finite(const Linear& layer, bool gradient) noexcept {
   const auto at = static_cast<std::size_t>(std::ranges::find(layers_, &layer) - layers_.begin());
-  const std::size_t number = 2 * at + (gradient ? 2 : 1);
+  const std::size_t count = layers_.size(), number = gradient ? 3 * count - at : count + at + 1;
   if (first_not_finite_ == 0 || number < first_not_finite_) first_not_finite_ = number;
 }
 
 void Float8Linears::expect_finite() {
   if (options_.not_finite != Float8NotFinite::error || layers_.empty()) return;
-  const auto numbers = static_cast<float>(2 * layers_.size() + 1);
-  const auto own = static_cast<float>(std::exchange(first_not_finite_, 0));
-  std::vector<float> first{own == 0 ? 0 : numbers - own};
+  const std::size_t count = layers_.size(), noted = std::exchange(first_not_finite_, 0),
+                    own = bad_weight_ != 0 ? bad_weight_ : noted;
+  const auto numbers = static_cast<float>(3 * count + 1);
+  std::vector<float> first{own == 0 ? 0 : numbers - static_cast<float>(own)};
   const Parameter& p = *layers_[0]->weight;
   if (const LayoutRef layout = p.weight().layout(); layout != nullptr) {
     std::vector<bool> axes;
@@ -471,9 +492,14 @@ void Float8Linears::expect_finite() {
     largest_over(p.compute(), layout->mesh(), axes, first);
   }
   if (first[0] == 0) return;
-  const auto number = static_cast<std::size_t>(numbers - first[0]);
-  refuse_float8_layer(fmt::format("\"{}\": {} has an element that is not finite",
-                                  layers_[(number - 1) / 2]->path(), number % 2 == 1 ? "x" : "dy"));
+  const auto number = static_cast<std::size_t>(numbers - first[0]) - 1;
+  const char* const what = "has an element that is not finite";
+  if (number < count)
+    refuse_float8_layer(fmt::format("the weight \"{}\" {}", layers_[number]->weight->path(), what));
+  const bool gradient = number >= 2 * count;
+  refuse_float8_layer(fmt::format("\"{}\": {} {}",
+                                  layers_[gradient ? 3 * count - 1 - number : number - count]->path(),
+                                  gradient ? "dy" : "x", what));
 }
 
 }  // namespace weft

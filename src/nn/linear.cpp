@@ -109,6 +109,12 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const Tensors kept = frame.pop(*this);
   const Tensor& x = kept[0];
   const Tensor w = weight_used(frame, kept);
+  if (x.dtype() != w.dtype())  // the layer was a float8 layer, or its weight had another dtype
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("\"{}\": its forward pass kept x in {} on the Frame; expected {}, the dtype of its "
+                    "weight: a layer must not change between forward and backward",
+                    path(), name(x.dtype()), name(w.dtype())));
   const LayoutRef y_layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
   const Tensor& dy = gradients[0];
   const std::int64_t in = w.size(1), out = w.size(0);

@@ -116,8 +116,13 @@ std::unique_ptr<Float8Model> apply_float8(Module& model, Float8Recipe recipe, co
   made->report_ = std::move(report);
   // The scales come first in a pass, at the same point on all ranks, and before weights are gathered.
   const std::shared_ptr<Float8Linears> linears = made->linears_;
+  made->hooks_.push_back(model.around_forward({[linears](Module&, Frame& frame) {
+                                                 if (!frame.recomputing()) linears->begin_pass();
+                                                 linears->update_scales();
+                                               },
+                                               nullptr}));
   made->hooks_.push_back(
-      model.around_forward({[linears](Module&, Frame&) { linears->update_scales(); }, nullptr}));
+      model.around_backward({[linears](Module&, Frame&) { linears->begin_pass(); }, nullptr}));
   for (const Module::HookPoint point : {Module::HookPoint::post_forward, Module::HookPoint::post_backward})
     made->hooks_.push_back(
         model.add_hook(point, [linears](Module&, Tensors&, Frame&) { linears->expect_finite(); }));

@@ -1,8 +1,11 @@
 // Transformers with float8 layers, as build_parallel_model makes them and Trainer trains them.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <limits>
 
 #include "support/run_ranks.hpp"
 #include "weft/models/trainer.hpp"
@@ -46,6 +49,20 @@ std::vector<double> losses(Rank& rank, const MeshShape& shape, const BuildOption
   }
   return all;
 }
+
+// This rank's rows of a batch.
+struct TheBatch {
+  explicit TheBatch(const DeviceMesh& mesh) {
+    const std::int64_t count = kRows / mesh["dp"].size() * kSequence;
+    for (std::int64_t i = 0; i < count; ++i) {
+      tokens.push_back((i * 7 + mesh.coordinate("dp")) % kVocab);
+      labels.push_back(i * 5 % kVocab);
+    }
+    rows = {tokens.data(), labels.data(), count / kSequence, kSequence, kRows};
+  }
+  std::vector<std::int64_t> tokens, labels;
+  TokenBatch rows;
+};
 
 constexpr Float8Recipe kRecipes[] = {Float8Recipe::tensorwise, Float8Recipe::rowwise,
                                      Float8Recipe::rowwise_gw_hp};
@@ -101,6 +118,113 @@ TEST(Float8Transformer, ScalesOfTheWholeGiveTheLossesOfOneRank) {
           EXPECT_NEAR(got[i], one[i], 1e-3 * one[i]) << name(recipe) << " " << to_string(shape);
       });
   }
+}
+
+// A transformer whose gradients overflow at a large loss scale: the trainer halves it until they are finite.
+TEST(Float8Transformer, LossScalingSkipsSteps) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    for (const std::optional<Float8Recipe> recipe :
+         {std::optional<Float8Recipe>(), std::optional(Float8Recipe::rowwise)})
+      for (const DataForm form : {DataForm::ddp, DataForm::fsdp}) {
+        Compute compute(rank.context);
+        const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
+        ParallelModel model =
+            build_parallel_model(small(), mesh, compute, {.data = form, .seed = 5, .float8 = recipe});
+        for (Parameter* p : model.parameters())
+          if (p->global_shape().rank() == 2)
+            for (float& w : p->write_master().f32()) w *= 30;
+        Trainer trainer(model, compute,
+                        {.seed = 3, .loss_scale = LossScaler::Options{.scale = 0x1p127, .backoff = 0x1p-64}});
+        const TheBatch batch(mesh);
+        EXPECT_TRUE(trainer.step({&batch.rows, 1}, 0.01).skipped);
+        EXPECT_FALSE(trainer.step({&batch.rows, 1}, 0.01).skipped);
+        if (recipe) {
+          EXPECT_EQ(model.float8->linears()->options().not_finite, Float8NotFinite::error);
+        }
+      }
+  });
+}
+
+// The same without loss scaling: NonFinite::skip skips the step, and by default the text names the tensor.
+TEST(Float8Transformer, NonFiniteSkipSkipsSteps) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    for (const NonFinite reaction : {NonFinite::skip, NonFinite::error}) {
+      Compute compute(rank.context);
+      const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
+      ParallelModel model =
+          build_parallel_model(small(), mesh, compute, {.seed = 5, .float8 = Float8Recipe::rowwise});
+      Trainer trainer(model, compute, {.non_finite = reaction});
+      const HookHandle spoil =
+          model.model->add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors& dy, Frame&) {
+            if (rank.rank == 1) dy[0].f32()[0] = std::numeric_limits<float>::quiet_NaN();
+          });
+      const TheBatch batch(mesh);
+      const auto step = [&] { return trainer.step({&batch.rows, 1}, 0.01).skipped; };
+      if (reaction == NonFinite::skip)
+        EXPECT_TRUE(step());
+      else
+        EXPECT_EQ(test::error_text(step),
+                  "bad_argument: float8: \"layers.1.mlp.down_proj\": dy has an element that is not finite");
+    }
+  });
+}
+
+// Ranks whose layers compute otherwise are told so before the first pass.
+TEST(Float8Transformer, RanksMustHaveTheSameOptions) {
+  using Change = std::function<void(BuildOptions&)>;
+  const std::pair<const char*, Change> cases[] = {
+      {"BuildOptions::float8", [](BuildOptions& o) { o.float8.reset(); }},
+      {"BuildOptions::float8", [](BuildOptions& o) { o.float8 = Float8Recipe::tensorwise; }},
+      {"BuildOptions::float8_options.filter",
+       [](BuildOptions& o) { o.float8_options.filter.except = {"layers.0"}; }},
+      {"BuildOptions::float8_options.scales",
+       [](BuildOptions& o) { o.float8_options.scales = Float8Scales::whole; }},
+      {"BuildOptions::float8_options.not_finite",
+       [](BuildOptions& o) { o.float8_options.not_finite = Float8NotFinite::propagate; }},
+  };
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    for (const auto& [what, change] : cases) {
+      Compute compute(rank.context);
+      const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
+      BuildOptions options{.seed = 5, .float8 = Float8Recipe::rowwise};
+      if (rank.rank == 1) change(options);
+      ParallelModel model = build_parallel_model(small(), mesh, compute, options);
+      Trainer trainer(model, compute, {});
+      const TheBatch batch(mesh);
+      EXPECT_EQ(test::error_text([&] {
+                  trainer.step({&batch.rows, 1}, 0.01);
+                }),
+                fmt::format("bad_argument: trainer: {} is not the same on all ranks of dp=2 x tp=1; expected "
+                            "the same",
+                            what));
+    }
+  });
+}
+
+// Assignment destroys what was put around the old model before it destroys that model.
+TEST(Float8Transformer, AssignmentOfAModelDestroysTheOldOneInOrder) {
+  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), {{"dp", 1}, {"tp", 1}});
+    struct Probe : Transformer {
+      Probe(const std::shared_ptr<Float8Linears>*& of, std::size_t& at_end)
+          : Transformer(small()), linears(of), layers(at_end) {}
+      ~Probe() override { layers = (*linears)->layers().size(); }
+      const std::shared_ptr<Float8Linears>*& linears;
+      std::size_t& layers;
+    };
+    const std::shared_ptr<Float8Linears>* linears = nullptr;
+    std::size_t layers = 99;
+    ParallelModel model;
+    model.model = std::make_unique<Probe>(linears, layers);
+    model.float8 = apply_float8(*model.model, Float8Recipe::rowwise);
+    const std::shared_ptr<Float8Linears> kept = model.float8->linears();
+    linears = &kept;
+    EXPECT_EQ(kept->layers().size(), 14U);
+    model = build_parallel_model(small(), mesh, compute, {.float8 = Float8Recipe::rowwise});
+    EXPECT_EQ(layers, 0U);  // the Float8Model had gone before
+    EXPECT_EQ(model.float8->report().converted(), 14);
+  });
 }
 
 }  // namespace

@@ -250,9 +250,74 @@ TEST(Float8Linear, NotFiniteIsNamed) {
       EXPECT_EQ(text_of([&] { c.linears->expect_finite(); }),
                 "float8: \"\": x has an element that is not finite");
       c.layer.weight->write_master().f32()[3] = bad;
-      EXPECT_EQ(text_of([&] { c.linears->update_scales(); }),
-                "float8: the weight \"weight\" has an element that is not finite");
+      for (int pass = 0; pass < 2; ++pass) {  // in each pass, until the weight is finite
+        c.linears->begin_pass();
+        EXPECT_TRUE(std::ranges::any_of(test::floats(c.layer.forward(x, frame)[0]),
+                                        [](float y) { return std::isnan(y); }));
+        EXPECT_EQ(text_of([&] { c.linears->expect_finite(); }),
+                  "float8: the weight \"weight\" has an element that is not finite");
+      }
+      frame.clear();
+      c.layer.weight->write_master().f32()[3] = 0;
+      x.f32()[7] = 0;
+      c.layer.forward(x, frame);
+      c.linears->expect_finite();
     }
+}
+
+// What the Frame has is compared with the recipe of the backward pass, before it is read.
+TEST(Float8Linear, ALayerMustNotChangeBetweenForwardAndBackward) {
+  Bench bench;
+  const auto text = [&](std::optional<Float8Recipe> forward, std::optional<Float8Recipe> backward,
+                        DType dtype = DType::f32) {
+    Linear layer(32, 16, false, Normal{0.3});
+    layer.weight->set_dtype(dtype);
+    materialise(layer, bench.compute);
+    initialise(layer, 5);
+    Frame frame(bench.compute);
+    std::shared_ptr<Float8Linears> linears;
+    const auto convert = [&](std::optional<Float8Recipe> recipe) {
+      if (linears) linears->restore();
+      if (!recipe) return;
+      linears = std::make_shared<Float8Linears>(Float8LinearOptions{*recipe});
+      Float8Linears::convert(linears, layer);
+    };
+    convert(forward);
+    layer.forward(random_tensor(bench.context, {4, 32}, "x"), frame);
+    convert(backward);
+    const std::string error = text_of([&] {
+      layer.backward(random_tensor(bench.context, {4, 16}, "dy"), frame);
+    });
+    EXPECT_FALSE(layer.weight->has_gradient());
+    return error;
+  };
+  const std::string must = ": a layer must not change between forward and backward";
+  using enum Float8Recipe;
+  EXPECT_EQ(text(tensorwise, rowwise),
+            "float8: \"\": its forward pass kept x in f8e4m3 with 1 scales on the Frame; rowwise needs "
+            "f8e4m3 with 32" +
+                must);
+  EXPECT_EQ(text(rowwise, tensorwise),
+            "float8: \"\": its forward pass kept x in f8e4m3 with 32 scales on the Frame; tensorwise needs "
+            "f8e4m3 with 1" +
+                must);
+  EXPECT_EQ(text(rowwise_gw_hp, rowwise),
+            "float8: \"\": its forward pass kept x in bf16 with 0 scales on the Frame; rowwise needs f8e4m3 "
+            "with 32" +
+                must);
+  EXPECT_EQ(text({}, rowwise_gw_hp),
+            "float8: \"\": its forward pass kept x in f32 with 0 scales on the Frame; rowwise_gw_hp needs "
+            "bf16 with 0" +
+                must);
+  EXPECT_EQ(
+      text(rowwise, {}),
+      "\"\": its forward pass kept x in f8e4m3 on the Frame; expected f32, the dtype of its weight" + must);
+  EXPECT_EQ(
+      text(tensorwise, {}, DType::bf16),
+      "\"\": its forward pass kept x in f8e4m3 on the Frame; expected bf16, the dtype of its weight" + must);
+  EXPECT_EQ(
+      text(rowwise_gw_hp, {}),
+      "\"\": its forward pass kept x in bf16 on the Frame; expected f32, the dtype of its weight" + must);
 }
 
 TEST(Float8Linear, ScalesFollowTheMaster) {

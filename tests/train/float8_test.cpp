@@ -471,6 +471,19 @@ TEST(Float8Gathers, SendOneByteForEachElement) {
   });
 }
 
+// The Float8Model must live as long as codes are gathered.
+TEST(Float8Gathers, WithoutTheFloat8ModelAreRefused) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Float8Run run(rank, {{"dp", 2}, {"tp", 1}}, Float8Recipe::rowwise, true, DType::f32, {}, true);
+    run.step(0);
+    run.float8.reset();
+    EXPECT_EQ(
+        error_text([&] { run.step(1); }),
+        "bad_argument: float8: the codes of a weight are asked for, but its layer is no longer a float8 "
+        "layer; expected the Float8Model to be destroyed after the FullySharded that gathers its codes");
+  });
+}
+
 // A layer that is not converted refuses codes, whose scale it does not know.
 TEST(Float8Gathers, OtherLayersRefuseCodes) {
   Context context;
@@ -511,7 +524,7 @@ TEST(Float8NotFinite, AllRanksNameTheTensor) {
       const Tensor dy = random_tensor(rank.context, y.shape(), "dy").with_layout(y.layout());
       if (mesh.coordinate("dp") == 0) dy.f32()[0] = std::numeric_limits<float>::quiet_NaN();
       EXPECT_EQ(error_text([&] { net->backward(dy, frame); }),
-                "bad_argument: float8: \"embed\": dy has an element that is not finite");
+                "bad_argument: float8: \"layers.1.down\": dy has an element that is not finite");
       frame.clear();
       const ParameterRef up = net->parameter("layers.1.up.weight");
       if (mesh.coordinate("tp") == 1)
@@ -522,6 +535,65 @@ TEST(Float8NotFinite, AllRanksNameTheTensor) {
                 "bad_argument: float8: the weight \"layers.1.up.weight\" has an element that is not finite");
     }
   });
+}
+
+// A weight that is not finite on one of the ranks that hold it, as after a fault of memory.
+TEST(Float8NotFinite, AllRanksNameAWeightOfOneReplica) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    for (const bool fsdp : {false, true}) {
+      const MeshShape shape = fsdp ? MeshShape{{"rep", 2}, {"dp", 2}} : MeshShape{{"dp", 4}};
+      Compute compute(rank.context);
+      const DeviceMesh mesh(rank.group(), shape);
+      const auto net = float8_net();
+      replicate(*net, mesh);
+      const auto model = apply_float8(*net, Float8Recipe::rowwise);
+      std::unique_ptr<FullySharded> sharded;
+      if (fsdp)
+        sharded = fully_shard(*net, ShardAxes(mesh["dp"], mesh["rep"]),
+                              {.blocks = {"layers.*"}, .float8 = model->linears()});
+      materialise(*net, compute);
+      initialise(*net, 1);
+      const Tensor x =
+          distribute(random_tensor(rank.context, {4, 16}, "x"), replicated_layout(mesh, {4, 16}));
+      Frame frame = Frame::inference(compute);
+      net->forward(x, frame);
+      const Tensor& master = net->parameter("layers.0.down.weight")->write_master();
+      if (rank.rank == 1) master.f32()[3] = std::numeric_limits<float>::quiet_NaN();
+      for (int pass = 0; pass < 2; ++pass)
+        EXPECT_EQ(error_text([&] { net->forward(x, frame); }),
+                  "bad_argument: float8: the weight \"layers.0.down.weight\" has an element that is not "
+                  "finite");
+    }
+  });
+}
+
+// A pass that throws elsewhere does not reach the check; the next pass does not report what it found.
+TEST(Float8NotFinite, APassForgetsWhatPassesBeforeHaveFound) {
+  Context context;
+  Compute compute(context);
+  const auto net = float8_net();
+  const auto model = apply_float8(*net, Float8Recipe::rowwise);
+  materialise(*net, compute);
+  initialise(*net, 1);
+  const Tensor x = random_tensor(context, {4, 16}, "x"), dy = random_tensor(context, {4, 16}, "dy"),
+               bad = random_tensor(context, {4, 16}, "x"), bad_dy = random_tensor(context, {4, 16}, "dy");
+  bad.f32()[3] = bad_dy.f32()[3] = std::numeric_limits<float>::quiet_NaN();
+  Frame frame(compute);
+  {
+    const HookHandle stop = net->get("head").add_hook(
+        Module::HookPoint::pre_forward, [](Module&, Tensors&, Frame&) { throw std::runtime_error("stop"); });
+    EXPECT_THROW(net->forward(bad, frame), std::runtime_error);
+  }
+  frame.clear();
+  net->forward(x, frame);
+  {
+    const HookHandle stop = net->get("embed").add_hook(
+        Module::HookPoint::pre_backward, [](Module&, Tensors&, Frame&) { throw std::runtime_error("stop"); });
+    EXPECT_THROW(net->backward(bad_dy, frame), std::runtime_error);
+  }
+  frame.clear();
+  net->forward(x, frame);
+  net->backward(dy, frame);
 }
 
 // Without errors the gradients are not finite, and the loss scaler skips the step on all ranks.

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "weft/base/exact.hpp"
@@ -88,6 +89,15 @@ struct BuildOptions {
 
 /// A model over a mesh, ready for its first pass. Destroyed before the mesh.
 struct ParallelModel {
+  ParallelModel() = default;
+  ParallelModel(ParallelModel&&) noexcept = default;
+  /// Destroys what this had before, first what was put around the model, then the model.
+  ParallelModel& operator=(ParallelModel&& other) noexcept {
+    if (this == &other) return *this;
+    std::destroy_at(this);
+    return *std::construct_at(this, std::move(other));
+  }
+
   DeviceMesh mesh, data,
       tensor;  ///< the root mesh; the data axes (replicate_axis first); the tensor axis, or axes
   std::unique_ptr<Module> model;

@@ -55,6 +55,7 @@ class Trainer {
     std::uint64_t seed = 0;  ///< of the random numbers in a pass
     /// Dynamic loss scaling, for layers that compute gradients in f16. A step whose gradients are not finite
     /// is skipped by all ranks, whatever non_finite says, and the scale falls (weft/train/loss_scaler.hpp).
+    /// With it, or with NonFinite::skip, float8 layers do not throw for gradients that are not finite.
     std::optional<LossScaler::Options> loss_scale = std::nullopt;
     /// The part of each token's weight that is spread evenly over all classes; see CrossEntropy.
     double label_smoothing = 0;

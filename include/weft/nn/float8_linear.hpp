@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "weft/nn/float8.hpp"
@@ -42,9 +43,11 @@ enum class Float8Scales : unsigned char {
   whole
 };
 
-/// The reaction if an activation or a gradient has an element that is not finite.
+/// The reaction if a weight, an activation or a gradient has an element that is not finite.
 enum class Float8NotFinite : unsigned char {
-  /// All ranks throw at the end of the pass of the converted model, naming the first such tensor.
+  /// All ranks throw at the end of the pass of the converted model, naming the first such weight, or else the
+  /// first such tensor in the order of the pass. The ranks of the whole root mesh check together: all of them
+  /// must run each pass, evaluation too. If some do not, as the stages of a pipeline, choose `propagate`.
   error,
   /// The layer's results are NaNs, so that the gradients are, too: LossScaler, or clip_grad_norm with
   /// NonFinite::skip, then skips the step on all ranks. Costs no communication.
@@ -92,8 +95,8 @@ class Float8Linears {
   /// Computes the scales of all weights from the masters, if any master changed since the last time. If
   /// weights are cut over ranks, one all-reduce of the largest magnitudes of all weights, collective over the
   /// axes that cut any of them: all scales are those of the whole weights. A pass calls it; call it after the
-  /// optimizer's step to have the communication there. Throws bad_argument on all these ranks, naming the
-  /// weight, if a weight is not finite; unsupported on a device.
+  /// optimizer's step to have the communication there. A weight that is not finite gets scales that are not
+  /// finite, and expect_finite() names it. Throws unsupported on a device.
   void update_scales();
 
   /// The scales of the weight of layers()[layer], for the whole weight: of its rows (out) for y, of its
@@ -112,29 +115,36 @@ class Float8Linears {
   bool one_set_of_codes() const noexcept { return options_.recipe == Float8Recipe::tensorwise; }
   /// The codes of this rank's part of the weight of layers()[layer] for one of the passes, f8e4m3, with the
   /// layout of that part. A layer computes the same with these codes placed as its weight (gathered, for
-  /// example) as with the weight itself. Calls update_scales().
+  /// example) as with the weight itself. Calls update_scales(). Throws bad_argument after restore().
   Tensor weight_codes(std::size_t layer, WeightUse use);
   /// States for which pass the codes are that are placed as the weight of layers()[layer]. A layer that needs
   /// the codes of the other pass throws unsupported.
   void state_codes(std::size_t layer, WeightUse use) { codes_.at(layer) = use; }
 
-  /// With Float8NotFinite::error: throws bad_argument if an activation or a gradient of a pass since the
-  /// last call was not finite on any rank, on all ranks of the model's mesh. Collective over that mesh (one
-  /// number).
+  /// Forgets what passes before have found that was not finite. To be called when a pass begins.
+  void begin_pass() noexcept { first_not_finite_ = 0; }
+  /// With Float8NotFinite::error: throws bad_argument if a weight, or an activation or a gradient since
+  /// begin_pass() or the last call, was not finite on any rank, on all ranks of the model's mesh. Collective
+  /// over that mesh (one number).
   void expect_finite();
+  /// Changes the reaction from now on; returns the one before. All ranks must have the same.
+  Float8NotFinite set_not_finite(Float8NotFinite reaction) noexcept {
+    return std::exchange(options_.not_finite, reaction);
+  }
 
  private:
   friend class Float8LinearPasses;
   float8::Granularity granularity_of(WeightUse use) const noexcept;
   std::vector<float> scales_of_part(std::size_t layer, WeightUse use, const LayoutRef& layout) const;
   void note_not_finite(const Linear& layer, bool gradient) noexcept;
-  const Float8LinearOptions options_;
+  Float8LinearOptions options_;
   std::vector<Linear*> layers_;
   std::vector<WeightScales> scales_;  // by layer
   std::vector<WeightUse> codes_;      // by layer: of codes that are placed
   std::uint64_t versions_ = 0;        // of the masters whose scales are known
   bool known_ = false;
-  std::size_t first_not_finite_ = 0;  // 0: none; otherwise the number of a tensor
+  std::size_t bad_weight_ = 0;        // 0: all are finite; otherwise the number of a weight
+  std::size_t first_not_finite_ = 0;  // 0: none; otherwise the number of an activation or a gradient
 };
 
 }  // namespace weft
