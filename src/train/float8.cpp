@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 
 #include "weft/base/error.hpp"
 #include "weft/tp/plan.hpp"
@@ -74,6 +75,18 @@ std::string why_not(const FoundLinear& found, const Float8Filter& filter) {
   return {};
 }
 
+// The most frequent reason, in one line: what starts ranks may show the last line of an error alone.
+[[noreturn]] void refuse_all(const Float8Report& report) {
+  std::map<std::string, std::size_t> counts;
+  std::string reason = "the model has none";
+  for (const Float8Report::Layer& layer : report.layers)
+    if (const std::size_t count = ++counts[layer.why_not]; !counts.contains(reason) || count > counts[reason])
+      reason = layer.why_not;
+  refuse_apply(
+      fmt::format("{}\nnothing to convert; expected at least one linear layer: {} of {} stay because {}",
+                  report.text(), counts[reason], report.layers.size(), reason));
+}
+
 void expect_patterns(const char* what, const std::vector<std::string>& patterns,
                      const std::vector<std::string>& paths) {
   for (const std::string& pattern : patterns)
@@ -105,8 +118,14 @@ std::unique_ptr<Float8Model> apply_float8(Module& model, Float8Recipe recipe, co
   Float8Report report{recipe, {}};
   for (const FoundLinear& f : found.linears)
     report.layers.push_back({f.path, f.layer->weight->global_shape(), why_not(f, options.filter)});
-  if (report.converted() == 0)
-    refuse_apply("nothing to convert; expected at least one layer\n" + report.text());
+  if (report.converted() == 0) refuse_all(report);
+  for (std::size_t i = 0; i < found.linears.size(); ++i)
+    if (const char* const by = found.linears[i].layer->weight->layout_fixed_by();
+        by != nullptr && report.layers[i].why_not.empty())
+      refuse_apply(
+          fmt::format("the weight of \"{}\" was laid out by {} already; expected apply_float8 before "
+                      "{}, which may then gather codes",
+                      found.linears[i].path, by, by));
 
   std::unique_ptr<Float8Model> made(new Float8Model);
   made->linears_ =

@@ -169,7 +169,7 @@ TEST(Float8Transformer, NonFiniteSkipSkipsSteps) {
   });
 }
 
-// Ranks whose layers compute otherwise are told so before the first pass.
+// The trainer names the option that differs, before the first pass.
 TEST(Float8Transformer, RanksMustHaveTheSameOptions) {
   using Change = std::function<void(BuildOptions&)>;
   const std::pair<const char*, Change> cases[] = {

@@ -265,7 +265,7 @@ TEST(Float8Linear, NotFiniteIsNamed) {
     }
 }
 
-// What the Frame has is compared with the recipe of the backward pass, before it is read.
+// A layer compares the entry of the Frame with its recipe before it reads the entry.
 TEST(Float8Linear, ALayerMustNotChangeBetweenForwardAndBackward) {
   Bench bench;
   const auto text = [&](std::optional<Float8Recipe> forward, std::optional<Float8Recipe> backward,

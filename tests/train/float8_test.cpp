@@ -112,13 +112,19 @@ TEST(ApplyFloat8, WhatIsRefused) {
   EXPECT_EQ(text({.only = {"layers.*.q_proj"}}),
             "apply_float8: filter.only: \"layers.*.q_proj\" matches no module");
   EXPECT_EQ(text({.except = {"blocks"}}), "apply_float8: filter.except: \"blocks\" matches no module");
-  EXPECT_EQ(text({.only = {"layers.0.norm"}}),
-            "apply_float8: nothing to convert; expected at least one layer\n"
-            "float8 rowwise: 0 of 4 linear layers\n"
-            "  \"embed\" (32, 16) stays: no pattern of `only` matches it\n"
-            "  \"layers.0.up\" (48, 32) stays: no pattern of `only` matches it\n"
-            "  \"layers.0.down\" (32, 48) stays: no pattern of `only` matches it\n"
-            "  \"head\" (16, 32) stays: no pattern of `only` matches it");
+  EXPECT_EQ(
+      text({.only = {"layers.0.norm"}}),
+      "apply_float8: float8 rowwise: 0 of 4 linear layers\n"
+      "  \"embed\" (32, 16) stays: no pattern of `only` matches it\n"
+      "  \"layers.0.up\" (48, 32) stays: no pattern of `only` matches it\n"
+      "  \"layers.0.down\" (32, 48) stays: no pattern of `only` matches it\n"
+      "  \"head\" (16, 32) stays: no pattern of `only` matches it\n"
+      "nothing to convert; expected at least one linear layer: 4 of 4 stay because no pattern of `only` "
+      "matches it");
+  EXPECT_THAT(
+      text({.only = {"layers", "head"}, .least_elements = 1537}),
+      ::testing::EndsWith("\nnothing to convert; expected at least one linear layer: 2 of 4 stay because "
+                          "it has 1536 elements; least_elements is 1537"));
   const auto model = apply_float8(*net, Float8Recipe::rowwise);
   EXPECT_THAT(text({.only = {"embed"}}), HasSubstr("\"embed\" (32, 16) stays: has other passes already"));
 }
@@ -481,6 +487,62 @@ TEST(Float8Gathers, WithoutTheFloat8ModelAreRefused) {
         error_text([&] { run.step(1); }),
         "bad_argument: float8: the codes of a weight are asked for, but its layer is no longer a float8 "
         "layer; expected the Float8Model to be destroyed after the FullySharded that gathers its codes");
+  });
+}
+
+// A weight that another layer shares since the conversion is gathered as it is, with the same bits.
+TEST(Float8Gathers, ATiedWeightIsGatheredAsItIs) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    for (const Float8Recipe recipe : kRecipes) {
+      const auto gradient = [&](bool as_codes) {
+        Compute compute(rank.context);
+        const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+        Sequential net;
+        for (int i = 0; i < 3; ++i) net.append(std::make_unique<Linear>(32, 32, false, Normal{0.3}));
+        replicate(net, mesh);
+        const auto model = apply_float8(net, recipe, {.filter = {.except = {"1"}}});
+        dynamic_cast<Linear&>(net.get("1")).tie_weight(dynamic_cast<Linear&>(net.get("0")).weight);
+        FullyShardOptions sharding{.blocks = {"*"}};
+        if (as_codes) sharding.float8 = model->linears();
+        const auto sharded = fully_shard(net, mesh["dp"], sharding);
+        materialise(net, compute);
+        initialise(net, 4);
+        const LayoutRef layout = make_layout(mesh, {{"dp", Shard{0}}}, {6, 32});
+        const Tensor x = random_tensor(rank.context, {3, 32}, "x").with_layout(layout);
+        Frame frame(compute);
+        net.backward(net.forward(x, frame)[0], frame);
+        const Tensor g = full(net.parameter("0.weight")->gradient());
+        return std::vector<float>(g.f32().begin(), g.f32().end());
+      };
+      EXPECT_EQ(gradient(true), gradient(false)) << name(recipe);
+    }
+  });
+}
+
+// Both would gather no codes.
+TEST(Float8Gathers, OfOtherModelsAndLateConversionsAreRefused) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    const auto net = float8_net(), other = float8_net();
+    replicate(*net, mesh);
+    replicate(*other, mesh);
+    auto of_other = apply_float8(*other, Float8Recipe::rowwise);
+    const std::shared_ptr<Float8Linears> linears = of_other->linears();
+    const auto shard = [&] {
+      return error_text([&] { fully_shard(*net, mesh, {.blocks = {"layers.*"}, .float8 = linears}); });
+    };
+    EXPECT_EQ(shard(),
+              "bad_argument: fully_shard: options.float8: \"embed\" and its other layers are not of this "
+              "model; expected Float8Model::linears() of the model that is sharded");
+    of_other.reset();
+    EXPECT_EQ(shard(),
+              "bad_argument: fully_shard: options.float8 has no layers; expected a Float8Model that still "
+              "exists");
+    const auto sharded = fully_shard(*net, mesh, {.blocks = {"layers.*"}});
+    EXPECT_EQ(error_text([&] { apply_float8(*net, Float8Recipe::rowwise); }),
+              "bad_argument: apply_float8: the weight of \"embed\" was laid out by fully_shard already; "
+              "expected apply_float8 before fully_shard, which may then gather codes");
+    EXPECT_EQ(net->get("embed").passes(), nullptr);  // nothing has changed
   });
 }
 

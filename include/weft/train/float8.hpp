@@ -47,7 +47,9 @@ struct Float8Report {
   std::string text() const;
 };
 
-/// A converted model. Its layers stay converted until it is destroyed; it must not outlive the model.
+/// A converted model. Its layers stay converted until it is destroyed. Destroy it before the model, after the
+/// FullySharded that was given its linears(), and while no Frame has entries of the model: a backward pass
+/// refuses what another recipe has kept, and gathers of codes throw once it is gone.
 class Float8Model {
  public:
   ~Float8Model();
@@ -71,12 +73,13 @@ class Float8Model {
 /// Converts Linear layers of `model`; see Float8Linears for what they compute. Call it after parallelize()
 /// and before fully_shard(), on all ranks with the same arguments; before or after materialise(). Types,
 /// paths, masters, layouts and optimizer states do not change, so checkpoints that were saved with float8
-/// load without, and the other way round.
+/// load without, and the other way round. A weight that is tied to a layer's after the call is gathered as
+/// it is, not as codes.
 ///
 /// Sizes of weights that are no multiples of 16 stay unconverted, as the products of GPUs need them.
 ///
-/// Throws bad_argument, before anything changes, for a pattern that matches no module, and if no layer is
-/// left to convert; the text has the report.
+/// Throws bad_argument, before anything changes, for a pattern that matches no module, after fully_shard(),
+/// and if no layer is left to convert; the text then has the report.
 std::unique_ptr<Float8Model> apply_float8(Module& model, Float8Recipe recipe,
                                           const Float8Options& options = {});
 

@@ -162,9 +162,9 @@ class FullySharded {
 ///
 /// Throws before anything changes: bad_argument for a pattern that matches no module, a scalar parameter, a
 /// dtype that is neither f32 nor bf16, a parameter that has a gradient, belongs to a GradientReducer or
-/// another FullySharded, or has memory in another dtype than precision.param; or a number
-/// reshard_after_forward that does not divide the ranks; layout for a parameter that is not Replicate on the
-/// axes.
+/// another FullySharded, or has memory in another dtype than precision.param; a number reshard_after_forward
+/// that does not divide the ranks; or float8 layers of another model; layout for a parameter that is not
+/// Replicate on the axes.
 std::unique_ptr<FullySharded> fully_shard(Module& root, const ShardAxes& axes,
                                           const FullyShardOptions& options = {});
 /// Like the function above, over all ranks of a group: makes a mesh with one axis, "dp", which mesh()

@@ -49,10 +49,11 @@ ShardBlock::ShardBlock(Module& module, std::vector<Parameter*> parameters, const
   bool runs_again = false;
   module.visit([&](const Module& m) { runs_again = runs_again || m.recompute(); });
   const bool codes = float8_ && (float8_->one_set_of_codes() || !runs_again);
+  // A weight that was tied to a float8 layer's after the conversion has holders that cannot read codes.
   for (const Parameter* p : parameters_) {
     wholes_.push_back(p->layout() != nullptr ? p->layout()
                                              : replicated_layout(axes.shard, p->global_shape()));
-    as_codes_.push_back(codes ? float8_->layer_of(*p) : std::nullopt);
+    as_codes_.push_back(codes && p->holders() == 1 ? float8_->layer_of(*p) : std::nullopt);
     two_sets_ = two_sets_ || (as_codes_.back() && !float8_->one_set_of_codes());
   }
 }

@@ -9,6 +9,7 @@
 #include "train/fully_shard/passes.hpp"
 #include "train/masters.hpp"
 #include "weft/base/error.hpp"
+#include "weft/nn/float8_linear.hpp"
 #include "weft/tp/plan.hpp"
 
 namespace weft {
@@ -97,6 +98,17 @@ void expect_options(const FullyShardOptions& options, int ranks) {
   reshard_ranks(options.reshard_after_forward, ranks);
 }
 
+// Codes that belong to no parameter would be gathered nowhere.
+void expect_float8(const std::vector<Parameter*>& parameters, const Float8Linears& float8) {
+  if (std::ranges::any_of(parameters, [&](const Parameter* p) { return float8.layer_of(*p).has_value(); }))
+    return;
+  if (float8.layers().empty()) bad("options.float8 has no layers; expected a Float8Model that still exists");
+  bad(
+      fmt::format("options.float8: \"{}\" and its other layers are not of this model; expected "
+                  "Float8Model::linears() of the model that is sharded",
+                  float8.layers()[0]->path()));
+}
+
 }  // namespace
 
 MixedPrecision default_mp_policy() noexcept { return {DType::bf16, DType::f32, true}; }
@@ -107,6 +119,7 @@ struct FullySharded::Impl {
     expect_options(options, axes.shard.size());
     const std::vector<Grouped> groups = grouped(root, options.blocks);
     const std::vector<Parameter*> parameters = root.parameters();
+    if (options.float8) expect_float8(parameters, *options.float8);
     for (const Parameter* p : parameters) expect_fit(*p, axes, options.precision.param);
     const DeviceMesh both[] = {axes.shard, axes.replicate};
     expect_same_masters(parameters, both);  // of which parts are cut out
