@@ -80,6 +80,40 @@ TEST(ParityVerdict, LossesOfZeroAreEqual) {
   EXPECT_FALSE(judged({{4, 0}, {4, 1e-9}, {4, 0}}).passed);
 }
 
+TEST(ParityVerdict, AControlThatDidNotDifferIsSaid) {
+  const Losses control{4, 3, 2.0002};
+  const Judged j = judged({{4, 3, 2}, {4, 3.003, 2}, {4, 3, 2}}, &control, 0);
+  EXPECT_FALSE(j.passed);
+  EXPECT_EQ(j.text,
+            "worst difference relative to 1x1: 1.00e-03, above 0. So 1x1 was trained again with a learning "
+            "rate 1 + 1e-08 times as high: that control differs by 1.00e-04. At step 1, 2x1 differs by "
+            "1.00e-03; the control did not differ by then: FAILED");
+}
+
+// The step that the sentence names is one that is above the tolerance, though 2x1 comes closer to its limit.
+TEST(ParityVerdict, NamesAStepAboveTheTolerance) {
+  const Losses control{4, 3, 2.0002};
+  const Judged j = judged({{4, 3, 2}, {4.00003, 3, 2}, {4, 3, 2.0004}}, &control);
+  EXPECT_TRUE(j.passed);
+  EXPECT_NE(j.text.find("At step 2, 1x2 is 2.0 times as far from 1x1 as the control was by then; at most 10 "
+                        "times is allowed: passed"),
+            std::string::npos)
+      << j.text;
+}
+
+TEST(ParityVerdict, ALossThatIsNoNumberIsSaid) {
+  const Losses control{4, 3.3, 2.2};
+  const Judged j = judged({{4, 3, 2}, {4, 3, kNaN}, {4, 3, 2}}, &control);
+  EXPECT_NE(j.text.find("At step 2, 2x1 has a loss that cannot be compared with that of 1x1: FAILED"),
+            std::string::npos)
+      << j.text;
+}
+
+TEST(ParityVerdict, TheToleranceIsShownInFull) {
+  const Judged j = judged({{4, 3, 2}, {4, 3, 2.000032}, {4, 3, 2}}, nullptr, 1.5e-5);
+  EXPECT_EQ(j.text, "worst difference relative to 1x1: 1.60e-05; at most 1.5e-05 is allowed: FAILED");
+}
+
 // Below 0 nothing is near enough.
 TEST(ParityVerdict, NothingMeetsANegativeTolerance) {
   EXPECT_FALSE(judged({{4, 3}, {4, 3}, {4, 3}}, nullptr, -1).passed);

@@ -31,6 +31,7 @@ ParityVerdict verdict_of(std::span<const Losses> losses, const Losses* control, 
   }
   constexpr double kLeast = 1e-300;  // so that there is a quotient where nothing is allowed
   double furthest = -1;
+  bool beyond = false;  // the tolerance
   for (std::size_t mesh = 0; mesh < losses.size(); ++mesh) {
     const std::vector<double> d = differences(losses[0], losses[mesh]);
     for (std::size_t step = 0; step < d.size(); ++step) {
@@ -39,11 +40,14 @@ ParityVerdict verdict_of(std::span<const Losses> losses, const Losses* control, 
           control == nullptr ? tolerance : std::max(tolerance, kTimesControl * reach[step]);
       if (d[step] > allowed) verdict.passed = false;
       const double part = d[step] / std::max(allowed, kLeast);
-      if (part <= furthest) continue;
+      const bool this_beyond = d[step] > tolerance;
+      if (beyond ? !this_beyond || part <= furthest : !this_beyond && part <= furthest) continue;
       furthest = part;
+      beyond = this_beyond;
       verdict.mesh = mesh;
       verdict.step = static_cast<std::int64_t>(step);
-      verdict.times_control = d[step] <= tolerance ? 0 : d[step] / reach[step];
+      verdict.difference = d[step];
+      verdict.of_control = reach[step];
     }
   }
   return verdict;
@@ -54,15 +58,21 @@ std::string sentence(const ParityVerdict& v, std::span<const std::string> names,
   const std::string first = fmt::format("worst difference relative to {}: {:.2e}", names[0], v.worst);
   const char* const end = v.passed ? "passed" : "FAILED";
   if (control == nullptr || v.worst <= tolerance)
-    return fmt::format("{}; at most {:.0e} is allowed: {}", first, tolerance, end);
+    return fmt::format("{}; at most {:g} is allowed: {}", first, tolerance, end);
   const std::vector<double> d = differences(reference, *control);
+  const std::string found =
+      std::isinf(v.difference) ? fmt::format("has a loss that cannot be compared with that of {}", names[0])
+      : v.of_control == 0
+          ? fmt::format("differs by {:.2e}; the control did not differ by then", v.difference)
+          : fmt::format(
+                "is {:.1f} times as far from {} as the control was by then; at most {:.0f} times is "
+                "allowed",
+                v.difference / v.of_control, names[0], kTimesControl);
   return fmt::format(
-      "{}, above {:.0e}. So {} was trained again with a learning rate 1 + {:.0e} times as high: that "
-      "control differs by {:.2e}. At step {}, {} is {:.1f} times as far from {} as the control was by then; "
-      "at most "
-      "{:.0f} times is allowed: {}",
+      "{}, above {:g}. So {} was trained again with a learning rate 1 + {:.0e} times as high: "
+      "that control differs by {:.2e}. At step {}, {} {}: {}",
       first, tolerance, names[0], kControlRate - 1, *std::max_element(d.begin(), d.end()), v.step,
-      names[v.mesh], v.times_control, names[0], kTimesControl, end);
+      names[v.mesh], found, end);
 }
 
 }  // namespace weft::tools

@@ -25,10 +25,12 @@ std::vector<double> differences(const Losses& reference, const Losses& losses);
 struct ParityVerdict {
   bool passed = false;
   double worst = 0;  ///< of all differences from the reference
-  /// The mesh and the step that are furthest from the reference, compared with what is allowed there.
+  /// The mesh and the step that are furthest from the reference, compared with what is allowed there; of
+  /// those beyond the tolerance if there are any.
   std::size_t mesh = 0;
   std::int64_t step = 0;
-  double times_control = 0;  ///< how many times as far as the control that is; 0: within the tolerance
+  double difference = 0;  ///< there
+  double of_control = 0;  ///< the furthest that the control has been up to that step
 };
 
 /// `losses`: of each mesh; the first mesh is the reference. `control`: null if there was no control run.
