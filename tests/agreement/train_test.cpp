@@ -16,6 +16,7 @@
 #include "weft/train/fully_shard.hpp"
 #include "weft/train/gradient_reducer.hpp"
 #include "weft/train/loss_scaler.hpp"
+#include "weft/train/muon.hpp"
 
 namespace weft::agreement {
 namespace train_test {
@@ -89,6 +90,21 @@ Rows optimizers() {
       of_optimizer<AdamW>("AdamW", "lr", 0.02, {}),
       of_optimizer<SGD>("SGD", "options", 0.01, {.momentum = 0.5}),
       of_optimizer<SGD>("SGD", "lr", 0.02, {}),
+      of_optimizer<Lion>("Lion", "options", 0.01, {.beta2 = 0.9}),
+      of_optimizer<ScheduleFreeAdamW>("ScheduleFreeAdamW", "options", 0.01, {.beta2 = 0.9}),
+      of_optimizer<Muon>("Muon", "options", 0.01, {.momentum = 0.5}),
+      {"Muon", "the list of matrices", "before the first step of a matrix", ErrorCode::mismatch,
+       "muon: matrix 0 is \"v\" (f32 (2, 2) as [dp: Replicate]) on dp rank 0, but \"w\" (f32 (2, 2) as [dp: "
+       "Replicate]) on dp rank 1",
+       [](Rank& r) {
+         const DeviceMesh mesh(r.group(), {{"dp", r.size}});
+         test::Bag bag;
+         Parameter& w = bag.put(r.context, r.rank == 1 ? "w" : "v", {2, 2}, replicated_layout(mesh, {2, 2}));
+         for (float& v : w.write_master().f32()) v = 1;
+         test::use(w, w.layout(), [](std::size_t) { return 1.0f; });
+         Muon muon(bag.compute(), {&w}, {});
+         muon.step(0.01);
+       }},
       {"AdamW", "lr, of a sharded model", "in the next step, with the gathers of `fully_shard`",
        ErrorCode::mismatch,
        "sharded_parameters: ranks took the last step of their optimizers with other options, another "
