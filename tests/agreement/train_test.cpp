@@ -206,14 +206,15 @@ Rows seeds() {
 
 // A small model and its trainer.
 struct Trained {
-  Trained(Rank& r, const MeshShape& shape, const Trainer::Options& options)
+  Trained(Rank& r, const MeshShape& shape, const Trainer::Options& options,
+          const BuildOptions& build = {.seed = 3})
       : compute(r.context),
         mesh(r.group(), shape),
-        model(build_parallel_model(config(), mesh, compute, {.seed = 3})),
+        model(build_parallel_model(config(), mesh, compute, build)),
         trainer(model, compute, options) {}
   static TransformerConfig config() {
     TransformerConfig c;
-    c.dim = 8, c.layers = 1, c.heads = 2, c.kv_heads = 2, c.ffn_hidden = 12, c.vocab = 6, c.max_seq = 4;
+    c.dim = 16, c.layers = 1, c.heads = 2, c.kv_heads = 2, c.ffn_hidden = 16, c.vocab = 6, c.max_seq = 4;
     return c;
   }
   static TokenBatch batch(const std::vector<std::int64_t>& tokens) {
@@ -243,6 +244,19 @@ Row of_trainer(const std::string& name, const std::function<void(Trainer::Option
           }};
 }
 
+Row of_float8(const std::string& name, const std::function<void(BuildOptions&)>& change) {
+  return {"Trainer::step",
+          name,
+          "in the exchange of the numbers of labels",
+          ErrorCode::bad_argument,
+          "trainer: " + name + " is not the same on all ranks of dp=2 x tp=1; expected the same",
+          [change](Rank& r) {
+            BuildOptions options{.seed = 3, .float8 = Float8Recipe::rowwise};
+            if (r.rank == 1) change(options);
+            Trained(r, {{"dp", 2}, {"tp", 1}}, {}, options).step();
+          }};
+}
+
 Rows trainers() {
   const std::string where = "in the exchange of the numbers of labels";
   using Options = Trainer::Options;
@@ -259,6 +273,13 @@ Rows trainers() {
                    o.freeze = FreezeSchedule({{9, "layers.0", true}});
                  }),
       of_trainer("options.ema", [](Options& o) { o.ema = Ema::Options{}; }),
+      of_float8("BuildOptions::float8", [](BuildOptions& o) { o.float8.reset(); }),
+      of_float8("BuildOptions::float8_options.filter",
+                [](BuildOptions& o) { o.float8_options.filter.only = {"layers.0.mlp"}; }),
+      of_float8("BuildOptions::float8_options.scales",
+                [](BuildOptions& o) { o.float8_options.scales = Float8Scales::whole; }),
+      of_float8("BuildOptions::float8_options.not_finite",
+                [](BuildOptions& o) { o.float8_options.not_finite = Float8NotFinite::propagate; }),
       {"Trainer::step", "lr", where, ErrorCode::bad_argument,
        "trainer: the learning rate is 0.…, and 0.01 to 0.02 on the ranks of dp=2 x tp=1; expected the same "
        "on all",
