@@ -82,9 +82,9 @@ std::string why_not(const FoundLinear& found, const Float8Filter& filter) {
   for (const Float8Report::Layer& layer : report.layers)
     if (const std::size_t count = ++counts[layer.why_not]; !counts.contains(reason) || count > counts[reason])
       reason = layer.why_not;
-  refuse_apply(
-      fmt::format("{}\nnothing to convert; expected at least one linear layer: {} of {} stay because {}",
-                  report.text(), counts[reason], report.layers.size(), reason));
+  refuse_apply(fmt::format(
+      "{}\nfloat8: nothing to convert; expected at least one linear layer; the reason of {} of {}: {}",
+      report.text(), counts[reason], report.layers.size(), reason));
 }
 
 void expect_patterns(const char* what, const std::vector<std::string>& patterns,

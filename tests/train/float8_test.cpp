@@ -112,19 +112,19 @@ TEST(ApplyFloat8, WhatIsRefused) {
   EXPECT_EQ(text({.only = {"layers.*.q_proj"}}),
             "apply_float8: filter.only: \"layers.*.q_proj\" matches no module");
   EXPECT_EQ(text({.except = {"blocks"}}), "apply_float8: filter.except: \"blocks\" matches no module");
-  EXPECT_EQ(
-      text({.only = {"layers.0.norm"}}),
-      "apply_float8: float8 rowwise: 0 of 4 linear layers\n"
-      "  \"embed\" (32, 16) stays: no pattern of `only` matches it\n"
-      "  \"layers.0.up\" (48, 32) stays: no pattern of `only` matches it\n"
-      "  \"layers.0.down\" (32, 48) stays: no pattern of `only` matches it\n"
-      "  \"head\" (16, 32) stays: no pattern of `only` matches it\n"
-      "nothing to convert; expected at least one linear layer: 4 of 4 stay because no pattern of `only` "
-      "matches it");
-  EXPECT_THAT(
-      text({.only = {"layers", "head"}, .least_elements = 1537}),
-      ::testing::EndsWith("\nnothing to convert; expected at least one linear layer: 2 of 4 stay because "
-                          "it has 1536 elements; least_elements is 1537"));
+  EXPECT_EQ(text({.only = {"layers.0.norm"}}),
+            "apply_float8: float8 rowwise: 0 of 4 linear layers\n"
+            "  \"embed\" (32, 16) stays: no pattern of `only` matches it\n"
+            "  \"layers.0.up\" (48, 32) stays: no pattern of `only` matches it\n"
+            "  \"layers.0.down\" (32, 48) stays: no pattern of `only` matches it\n"
+            "  \"head\" (16, 32) stays: no pattern of `only` matches it\n"
+            "float8: nothing to convert; expected at least one linear layer; the reason of 4 of 4: no "
+            "pattern of `only` "
+            "matches it");
+  EXPECT_THAT(text({.only = {"layers", "head"}, .least_elements = 1537}),
+              ::testing::EndsWith(
+                  "\nfloat8: nothing to convert; expected at least one linear layer; the reason of 2 of 4: "
+                  "it has 1536 elements; least_elements is 1537"));
   const auto model = apply_float8(*net, Float8Recipe::rowwise);
   EXPECT_THAT(text({.only = {"embed"}}), HasSubstr("\"embed\" (32, 16) stays: has other passes already"));
 }
