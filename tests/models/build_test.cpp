@@ -1,6 +1,7 @@
 // The transformer over a mesh gives the results of one rank: values, passes, losses over many steps.
 #include "weft/models/build.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
