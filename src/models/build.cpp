@@ -47,6 +47,9 @@ void expect_exact(Module& model, const BuildOptions& options, const ParallelMode
                             "expected one tensor axis, or kv heads for each of its {} ranks",
                             names, built.tensor.size()));
   }
+  if (options.activations != DType::f32)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("exact: activations is {}; expected f32", name(options.activations)));
   if (options.sharding.precision.reduce != DType::f32)
     throw Error(ErrorCode::bad_argument, fmt::format("exact: sharding.precision.reduce is {}; expected f32",
                                                      name(options.sharding.precision.reduce)));
@@ -151,6 +154,12 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
   if (built_.model == nullptr) refuse(fmt::format("recipe \"{}\" built no model", recipe_.name));
   if (recipe_.loss) built_.loss = recipe_.loss();
   for (Parameter* p : built_.model->parameters()) p->set_dtype(options_.dtype);
+  if (options_.activations == DType::bf16 && options_.dtype != DType::bf16)
+    refuse("options.activations is bf16 and options.dtype f32; expected bf16 of both");
+  if (options_.activations != DType::f32 && options_.float8)
+    refuse("options.activations is bf16; expected f32, since float8 layers do not take bf16 yet");
+  if (options_.data == DataForm::ddp)
+    set_activations(*built_.model, {.param = options_.dtype, .activations = options_.activations});
   freeze(*built_.model, options_.frozen);
 }
 
@@ -191,6 +200,7 @@ void ModelBuilder::data_parallel() {
   FullyShardOptions sharding = options_.sharding;
   if (sharding.blocks.empty()) sharding.blocks = recipe_.blocks;
   if (options_.dtype == DType::bf16) sharding.precision.param = DType::bf16;
+  if (options_.activations == DType::bf16) sharding.precision.activations = DType::bf16;
   if (built_.float8) sharding.float8 = built_.float8->linears();
   if (options_.exact == Exact::yes && !WEFT_MUTANT("exact_inputs_cast"))
     sharding.precision.cast_inputs = false;  // other forms cast none

@@ -89,9 +89,9 @@ HeadsBackward begin_heads_backward(const Module& module, Linear& o_proj, Inputs 
           out,
           kept[4],
           kept.size() > 5 ? kept[5] : Tensor(),
-          compute.make(q.shape()).with_layout(q.layout()),
-          compute.make(k.shape()).with_layout(of_dk),
-          compute.make(v.shape()).with_layout(of_dk)};
+          compute.make(q.shape(), q.dtype()).with_layout(q.layout()),
+          compute.make(k.shape(), k.dtype()).with_layout(of_dk),
+          compute.make(v.shape(), v.dtype()).with_layout(of_dk)};
 }
 
 // This rank's share of the heads, from the shapes of q, k and v. q: (batch, seq, heads·head_dim), k, v:
@@ -201,17 +201,21 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
         fmt::format(
             "\"{}\": sequence {} of head_dim {}; the rotary tables are for {} positions and head_dim {}",
             path(), s.seq, s.head_dim, rope_->positions, rope_->half * 2));
-  const Tensor q = compute.make(q_plain.shape()).with_layout(q_plain.layout());
-  const Tensor k = compute.make(k_plain.shape()).with_layout(k_plain.layout());
+  const Tensor q = compute.make(q_plain.shape(), q_plain.dtype()).with_layout(q_plain.layout());
+  const Tensor k = compute.make(k_plain.shape(), k_plain.dtype()).with_layout(k_plain.layout());
   const RopePointers rope = on_device(compute, rope_);
-  kernels::rope_forward(frame.kernels(), q_plain.data_ptr<float>(), rope.cos, rope.sin, q.data_ptr<float>(),
-                        {s.batch, s.seq, s.heads, s.head_dim});
-  kernels::rope_forward(frame.kernels(), k_plain.data_ptr<float>(), rope.cos, rope.sin, k.data_ptr<float>(),
-                        {s.batch, s.seq, s.kv_heads, s.head_dim});
-  const Tensor out = compute.make(q.shape()).with_layout(q.layout());
+  by_element(q_plain, [&]<class T>() {
+    kernels::rope_forward(frame.kernels(), q_plain.data_ptr<T>(), rope.cos, rope.sin, q.data_ptr<T>(),
+                          {s.batch, s.seq, s.heads, s.head_dim});
+    kernels::rope_forward(frame.kernels(), k_plain.data_ptr<T>(), rope.cos, rope.sin, k.data_ptr<T>(),
+                          {s.batch, s.seq, s.kv_heads, s.head_dim});
+  });
+  const Tensor out = compute.make(q.shape(), q.dtype()).with_layout(q.layout());
   const Tensor softmax = compute.make({s.batch, s.heads, s.seq, kernels::kSoftmaxTerms});
-  kernels::attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(), v.data_ptr<float>(),
-                             out.data_ptr<float>(), softmax.data_ptr<float>(), s);
+  by_element(q, [&]<class T>() {
+    kernels::attention_forward(frame.kernels(), q.data_ptr<T>(), k.data_ptr<T>(), v.data_ptr<T>(),
+                               out.data_ptr<T>(), softmax.data_ptr<float>(), s);
+  });
   frame.push(*this, {q, k, v, out, softmax});
   return o_proj.forward(out, frame);
 }
@@ -222,17 +226,18 @@ Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   kernels::AttentionShape s = share_of_heads(*this, config_, h.q, h.k, h.v);
   s.bf16_products = bf16_products(*q_proj.weight);
   const RopePointers rope = on_device(compute, rope_);
-  if (frame.exact())
-    exact::attention_backward(frame, {h.dout, h.q, h.k, h.v, h.out, h.softmax, h.dq}, s, h.dk, h.dv);
-  else
-    kernels::attention_backward(frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(),
-                                h.k.data_ptr<float>(), h.v.data_ptr<float>(), h.out.data_ptr<float>(),
-                                h.softmax.data_ptr<float>(), h.dq.data_ptr<float>(), h.dk.data_ptr<float>(),
-                                h.dv.data_ptr<float>(), s);
-  kernels::rope_backward(frame.kernels(), h.dq.data_ptr<float>(), rope.cos, rope.sin, h.dq.data_ptr<float>(),
-                         {s.batch, s.seq, s.heads, s.head_dim});
-  kernels::rope_backward(frame.kernels(), h.dk.data_ptr<float>(), rope.cos, rope.sin, h.dk.data_ptr<float>(),
-                         {s.batch, s.seq, s.kv_heads, s.head_dim});
+  by_element(h.q, [&]<class T>() {
+    if (frame.exact())
+      exact::attention_backward(frame, {h.dout, h.q, h.k, h.v, h.out, h.softmax, h.dq}, s, h.dk, h.dv);
+    else
+      kernels::attention_backward(frame.kernels(), h.dout.data_ptr<T>(), h.q.data_ptr<T>(), h.k.data_ptr<T>(),
+                                  h.v.data_ptr<T>(), h.out.data_ptr<T>(), h.softmax.data_ptr<float>(),
+                                  h.dq.data_ptr<T>(), h.dk.data_ptr<T>(), h.dv.data_ptr<T>(), s);
+    kernels::rope_backward(frame.kernels(), h.dq.data_ptr<T>(), rope.cos, rope.sin, h.dq.data_ptr<T>(),
+                           {s.batch, s.seq, s.heads, s.head_dim});
+    kernels::rope_backward(frame.kernels(), h.dk.data_ptr<T>(), rope.cos, rope.sin, h.dk.data_ptr<T>(),
+                           {s.batch, s.seq, s.kv_heads, s.head_dim});
+  });
   const Tensor through_v = v_proj.backward(h.dv, frame)[0];
   const Tensor through_k = k_proj.backward(h.dk, frame)[0];
   const Tensor through_q = q_proj.backward(h.dq, frame)[0];
@@ -329,11 +334,12 @@ Tensors CrossAttention::do_forward(Inputs inputs, Frame& frame) {
                v = v_proj.forward(inputs[1], frame)[0];
   const kernels::FullAttentionShape s = cross_shape(*this, config_, q, k, v);
   const Tensor mask = inputs.size() == 3 ? inputs[2] : Tensor();
-  const Tensor out = compute.make(q.shape()).with_layout(q.layout());
+  const Tensor out = compute.make(q.shape(), q.dtype()).with_layout(q.layout());
   const Tensor softmax = compute.make({s.batch, s.heads, s.queries, kernels::kSoftmaxTerms});
-  kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
-                                  v.data_ptr<float>(), bias_of(mask, s), out.data_ptr<float>(),
-                                  softmax.data_ptr<float>(), s);
+  by_element(q, [&]<class T>() {
+    kernels::full_attention_forward(frame.kernels(), q.data_ptr<T>(), k.data_ptr<T>(), v.data_ptr<T>(),
+                                    bias_of(mask, s), out.data_ptr<T>(), softmax.data_ptr<float>(), s);
+  });
   Tensors kept{q, k, v, out, softmax};
   if (mask) kept.push_back(mask);
   frame.push(*this, std::move(kept));
@@ -343,10 +349,12 @@ Tensors CrossAttention::do_forward(Inputs inputs, Frame& frame) {
 Tensors CrossAttention::do_backward(Inputs dy, Frame& frame) {
   const HeadsBackward h = begin_heads_backward(*this, o_proj, dy, frame);
   const kernels::FullAttentionShape s = cross_shape(*this, config_, h.q, h.k, h.v);
-  kernels::full_attention_backward(
-      frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(), h.k.data_ptr<float>(),
-      h.v.data_ptr<float>(), bias_of(h.mask, s), h.out.data_ptr<float>(), h.softmax.data_ptr<float>(),
-      h.dq.data_ptr<float>(), h.dk.data_ptr<float>(), h.dv.data_ptr<float>(), nullptr, s);
+  by_element(h.q, [&]<class T>() {
+    kernels::full_attention_backward(frame.kernels(), h.dout.data_ptr<T>(), h.q.data_ptr<T>(),
+                                     h.k.data_ptr<T>(), h.v.data_ptr<T>(), bias_of(h.mask, s),
+                                     h.out.data_ptr<T>(), h.softmax.data_ptr<float>(), h.dq.data_ptr<T>(),
+                                     h.dk.data_ptr<T>(), h.dv.data_ptr<T>(), nullptr, s);
+  });
   const Tensor through_v = v_proj.backward(h.dv, frame)[0];
   const Tensor through_k = k_proj.backward(h.dk, frame)[0];
   const Tensor dx = q_proj.backward(h.dq, frame)[0];

@@ -47,30 +47,35 @@ void Dropout::expect_equal_micro_batches(const Tensor& x, const Pass& pass) {
 Tensor Dropout::apply(const Tensor& x, Frame& frame, Memory memory) const {
   if (!frame.pass().training || p_ == 0) return x;
   const PassRandom random = frame.rng(path());
-  const Tensor y = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
+  const Tensor y = frame.compute().make(x.shape(), x.dtype(), memory).with_layout(x.layout());
   const Shape& global = layouts::global_shape(x);
   const std::uint64_t before = random.first(global);  // elements of the micro-batches before
   const auto p = static_cast<float>(p_), scale = static_cast<float>(1 / (1 - p_));
   each_run(global, x.layout(), x.shape(), [&](std::int64_t start, std::int64_t place, std::int64_t count) {
-    kernels::dropout(frame.kernels(), x.data_ptr<float>() + place, y.data_ptr<float>() + place, count,
-                     {random.stream(), before + static_cast<std::uint64_t>(start), p, scale});
+    by_element(x, [&]<class T>() {
+      kernels::dropout(frame.kernels(), x.data_ptr<T>() + place, y.data_ptr<T>() + place, count,
+                       {random.stream(), before + static_cast<std::uint64_t>(start), p, scale});
+    });
   });
   return y;
 }
 
 Tensors Dropout::do_forward(Inputs x, Frame& frame) {
   expect_count(x, 1, "inputs");
-  expect_dtype(layouts::named(*this, "x"), x[0], DType::f32);
+  expect_activation(layouts::named(*this, "x"), x[0]);
   if (frame.pass().training && p_ > 0 && !frame.recomputing()) expect_equal_micro_batches(x[0], frame.pass());
   const Tensor y = apply(x[0], frame, out_memory());
-  frame.push(*this, {form_of(frame, x[0])});
+  const Tensor form = form_of(frame, x[0]);
+  frame.push(*this, {form, Tensor(form.storage(), 0, {0}, y.dtype())});
   return {y};
 }
 
 Tensors Dropout::do_backward(Inputs dy, Frame& frame) {
   expect_count(dy, 1, "gradients");
-  const Tensor form = frame.pop(*this)[0];
-  expect_gradient(*this, dy[0], Shape(std::span<const std::int64_t>(form.as<std::int64_t>())), form.layout());
+  const Tensors kept = frame.pop(*this);
+  const Tensor& form = kept[0];
+  expect_gradient(*this, dy[0], Shape(std::span<const std::int64_t>(form.as<std::int64_t>())), form.layout(),
+                  kept[1].dtype());
   return {apply(dy[0], frame, dx_memory())};
 }
 

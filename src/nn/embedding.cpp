@@ -23,6 +23,11 @@ ShardRule Embedding::shard_rule(Split split) const {
   return rule;
 }
 
+bool Embedding::set_output_dtype(DType dtype) {
+  output_ = checked_output_dtype(*this, dtype);
+  return true;
+}
+
 namespace {
 
 bool several(const LayoutRef& layout, std::size_t axis) {
@@ -83,9 +88,10 @@ Tensors Embedding::do_forward(Inputs inputs, Frame& frame) {
   expect_dtype(layouts::named(*this, "tokens"), tokens, DType::i64);
   const Tensor& w = weight->weight();
   const std::int64_t dim = w.size(1);
+  const bool narrow = output_ == DType::bf16;
   const Tensor y =
       frame.compute()
-          .make(with_dim(tokens.shape(), dim), DType::f32, out_memory())
+          .make(with_dim(tokens.shape(), dim), DType::f32, narrow ? Memory::local : out_memory())
           .with_layout(looked_up(*this, tokens, *weight, with_dim(layouts::global_shape(tokens), dim)));
   const kernels::VocabPart vocab = rows_of(w);
   const std::int64_t* const ids = tokens.data_ptr<std::int64_t>();
@@ -96,7 +102,7 @@ Tensors Embedding::do_forward(Inputs inputs, Frame& frame) {
     kernels::embedding_forward(frame.kernels(), ids, w.data_ptr<float>(), y.data_ptr<float>(), tokens.count(),
                                vocab, dim);
   frame.push(*this, {tokens});
-  return {y};
+  return {narrow ? rounded_to_bf16(frame, y, out_memory()) : y};
 }
 
 Tensors Embedding::do_backward(Inputs gradients, Frame& frame) {
@@ -106,19 +112,20 @@ Tensors Embedding::do_backward(Inputs gradients, Frame& frame) {
   const Tensor& w = weight->weight();
   const std::int64_t dim = w.size(1);
   const LayoutRef of_y = looked_up(*this, tokens, *weight, with_dim(layouts::global_shape(tokens), dim));
-  expect_gradient(*this, dy, with_dim(tokens.shape(), dim), layouts::gradient_of_output(of_y));
+  expect_gradient(*this, dy, with_dim(tokens.shape(), dim), layouts::gradient_of_output(of_y), output_);
   const LayoutRef of_dw = layouts::gradient_of(w.layout(), tokens.layout(), -1);
   frame.later([this, w = weight, of_dw, tokens, dy, dim, exact = frame.exact()](Frame& f) {
     w->accumulate(of_dw, [&](const Tensor& dw, bool add) {
+      const Tensor wide = widened(f, dy);
       if (exact)
         return exact::over_samples(f, *this, tokens, 0, dw, add, [&](Chunk part, const Tensor& sum) {
           kernels::fill(f.kernels(), sum.data_ptr<float>(), 0.0f, sum.count());
           kernels::embedding_backward(f.kernels(), tokens.data_ptr<std::int64_t>() + part.offset,
-                                      dy.data_ptr<float>() + part.offset * dim, sum.data_ptr<float>(),
+                                      wide.data_ptr<float>() + part.offset * dim, sum.data_ptr<float>(),
                                       part.size, rows_of(w->weight()), dim);
         });
       if (!add) kernels::fill(f.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
-      kernels::embedding_backward(f.kernels(), tokens.data_ptr<std::int64_t>(), dy.data_ptr<float>(),
+      kernels::embedding_backward(f.kernels(), tokens.data_ptr<std::int64_t>(), wide.data_ptr<float>(),
                                   dw.data_ptr<float>(), tokens.count(), rows_of(w->weight()), dim);
     });
   });

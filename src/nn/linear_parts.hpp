@@ -15,8 +15,10 @@ inline void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
                   [&](const Tensor& into, bool add) {
                     const std::int64_t out = into.count();
                     if (!add) kernels::fill(frame.kernels(), into.data_ptr<float>(), 0.0f, out);
-                    kernels::bias_backward(frame.kernels(), dy.data_ptr<float>(), into.data_ptr<float>(),
-                                           out == 0 ? 0 : dy.count() / out, out);
+                    by_element(dy, [&]<class T>() {
+                      kernels::bias_backward(frame.kernels(), dy.data_ptr<T>(), into.data_ptr<float>(),
+                                             out == 0 ? 0 : dy.count() / out, out);
+                    });
                   });
 }
 

@@ -31,6 +31,8 @@ ShardRule Module::shard_rule(Split split) const {
 
 SpaceRule Module::space_rule(const DeviceMesh&, std::span<const int>) const { return {}; }
 
+bool Module::set_output_dtype(DType) { return false; }
+
 void Module::add(std::string name, Module& child) {
   const bool taken =
       std::any_of(children_.begin(), children_.end(), [&](const Child& c) { return c.first == name; });

@@ -50,7 +50,7 @@ RMSNorm::RMSNorm(std::int64_t dim, double eps) : eps_(eps) {
 Tensors RMSNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
-  expect_dtype(layouts::named(*this, "x"), x, DType::f32);
+  expect_activation(layouts::named(*this, "x"), x);
   layouts::expect_whole(layouts::named(*this, "x"), x, "a norm");
   const Tensor w = widened(frame, weight->weight());
   const std::int64_t dim = w.count();
@@ -59,10 +59,12 @@ Tensors RMSNorm::do_forward(Inputs inputs, Frame& frame) {
                 fmt::format("{} is {}; expected a last dimension of {} (the weight's)",
                             layouts::named(*this, "x").text(), to_string(x.shape()), dim));
   const std::int64_t rows = dim == 0 ? 0 : x.count() / dim;
-  const Tensor y = frame.compute().make(x.shape(), DType::f32, out_memory()).with_layout(x.layout());
+  const Tensor y = frame.compute().make(x.shape(), x.dtype(), out_memory()).with_layout(x.layout());
   const Tensor inv_rms = frame.compute().make({rows});
-  kernels::rms_norm_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(), y.data_ptr<float>(),
-                            inv_rms.data_ptr<float>(), rows, dim, static_cast<float>(eps_));
+  by_element(x, [&]<class T>() {
+    kernels::rms_norm_forward(frame.kernels(), x.data_ptr<T>(), w.data_ptr<float>(), y.data_ptr<T>(),
+                              inv_rms.data_ptr<float>(), rows, dim, static_cast<float>(eps_));
+  });
   frame.push(*this, {x, inv_rms});
   return {y};
 }
@@ -73,13 +75,15 @@ Tensors RMSNorm::do_backward(Inputs gradients, Frame& frame) {
   const Tensors kept = frame.pop(*this);
   const Tensor &x = kept[0], &inv_rms = kept[1];
   const Tensor w = widened(frame, weight->weight());
-  expect_gradient(*this, dy, x.shape(), x.layout());
-  const Tensor dx = frame.compute().make(x.shape(), DType::f32, dx_memory()).with_layout(x.layout());
+  expect_gradient(*this, dy, x.shape(), x.layout(), x.dtype());
+  const Tensor dx = frame.compute().make(x.shape(), x.dtype(), dx_memory()).with_layout(x.layout());
   const auto run = [&](const Tensor& dw, bool add) {
     if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
-    kernels::rms_norm_backward(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(),
-                               w.data_ptr<float>(), inv_rms.data_ptr<float>(), dx.data_ptr<float>(),
-                               dw.data_ptr<float>(), inv_rms.count(), w.count());
+    by_element(x, [&]<class T>() {
+      kernels::rms_norm_backward(frame.kernels(), dy.data_ptr<T>(), x.data_ptr<T>(), w.data_ptr<float>(),
+                                 inv_rms.data_ptr<float>(), dx.data_ptr<T>(), dw.data_ptr<float>(),
+                                 inv_rms.count(), w.count());
+    });
   };
   if (frame.exact()) {
     Parameter* const parameters[] = {weight.get()};
@@ -101,20 +105,18 @@ namespace {
 // The common part of norms over the last dimension, over channels and over groups: a gain and a bias, and a
 // mean and a reciprocal standard deviation for each normalised row.
 //
-// `statistics(x, what, gains)` returns how many rows there are, and throws if x does not fit; `run` is the
-// kernel.
+// `statistics(x, what, gains)` returns how many rows there are, and throws if x does not fit, also by its
+// dtype; `run` is the kernel.
 template <class Of, class Run>
 Tensors norm_forward(const Module& module, const Tensor& input, Frame& frame, const Parameter& gain,
                      const Parameter& bias, Memory memory, Of&& statistics, Run&& run) {
   const Tensor x = layouts::beside(module, "x", input, gain);
   const TensorName what = layouts::named(module, "x");
-  expect_dtype(what, x, DType::f32);
   const Tensor g = widened(frame, gain.weight()), b = widened(frame, bias.weight());
   const Shape of_statistics = statistics(what, x, g.count());
-  const Tensor y = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
+  const Tensor y = frame.compute().make(x.shape(), x.dtype(), memory).with_layout(x.layout());
   const Tensor mean = frame.compute().make(of_statistics), inv_std = frame.compute().make(of_statistics);
-  run(x, g.data_ptr<float>(), b.data_ptr<float>(), y.data_ptr<float>(), mean.data_ptr<float>(),
-      inv_std.data_ptr<float>());
+  run(x, g.data_ptr<float>(), b.data_ptr<float>(), y, mean.data_ptr<float>(), inv_std.data_ptr<float>());
   frame.push(module, {x, mean, inv_std});
   return {y};
 }
@@ -125,11 +127,11 @@ Tensors norm_backward(const Module& module, const Tensor& dy, Frame& frame, Para
   const Tensors kept = frame.pop(module);
   const Tensor &x = kept[0], &mean = kept[1], &inv_std = kept[2];
   const Tensor g = widened(frame, gain.weight());
-  expect_gradient(module, dy, x.shape(), x.layout());
-  const Tensor dx = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
+  expect_gradient(module, dy, x.shape(), x.layout(), x.dtype());
+  const Tensor dx = frame.compute().make(x.shape(), x.dtype(), memory).with_layout(x.layout());
   accumulate_both(frame, gain, bias, x.layout(), features, [&](const Tensor& dgain, const Tensor& dbias) {
-    run(dy.data_ptr<float>(), x, g.data_ptr<float>(), mean.data_ptr<float>(), inv_std.data_ptr<float>(),
-        dx.data_ptr<float>(), dgain.data_ptr<float>(), dbias.data_ptr<float>());
+    run(dy, x, g.data_ptr<float>(), mean.data_ptr<float>(), inv_std.data_ptr<float>(), dx,
+        dgain.data_ptr<float>(), dbias.data_ptr<float>());
   });
   return {dx};
 }
@@ -181,6 +183,7 @@ Tensors LayerNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   if (weight->global_shape().rank() > 1) return {space_norm::forward(*this, inputs[0], frame, out_memory())};
   const auto rows = [](const TensorName& what, const Tensor& x, std::int64_t dim) {
+    expect_activation(what, x);
     layouts::expect_whole(what, x, "a norm");
     if (x.shape().rank() == 0 || x.shape().back() != dim)
       throw Error(ErrorCode::bad_argument,
@@ -190,10 +193,12 @@ Tensors LayerNorm::do_forward(Inputs inputs, Frame& frame) {
   };
   return norm_forward(
       *this, inputs[0], frame, *weight, *bias, out_memory(), rows,
-      [&](const Tensor& x, const float* w, const float* b, float* y, float* mean, float* inv) {
+      [&](const Tensor& x, const float* w, const float* b, const Tensor& y, float* mean, float* inv) {
         const std::int64_t dim = x.shape().back();
-        kernels::layer_norm_forward(frame.kernels(), x.data_ptr<float>(), w, b, y, mean, inv,
-                                    dim == 0 ? 0 : x.count() / dim, dim, static_cast<float>(eps_));
+        by_element(x, [&]<class T>() {
+          kernels::layer_norm_forward(frame.kernels(), x.data_ptr<T>(), w, b, y.data_ptr<T>(), mean, inv,
+                                      dim == 0 ? 0 : x.count() / dim, dim, static_cast<float>(eps_));
+        });
       });
 }
 
@@ -203,11 +208,14 @@ Tensors LayerNorm::do_backward(Inputs gradients, Frame& frame) {
     return {space_norm::backward(*this, gradients[0], frame, dx_memory())};
   if (frame.exact()) return exact_norm_backward(*this, gradients[0], frame, *weight, *bias, dx_memory());
   return norm_backward(*this, gradients[0], frame, *weight, *bias, dx_memory(), -1,
-                       [&](const float* dy, const Tensor& x, const float* w, const float* mean,
-                           const float* inv, float* dx, float* dw, float* db) {
+                       [&](const Tensor& dy, const Tensor& x, const float* w, const float* mean,
+                           const float* inv, const Tensor& dx, float* dw, float* db) {
                          const std::int64_t dim = x.shape().back();
-                         kernels::layer_norm_backward(frame.kernels(), dy, x.data_ptr<float>(), w, mean, inv,
-                                                      dx, dw, db, dim == 0 ? 0 : x.count() / dim, dim);
+                         by_element(x, [&]<class T>() {
+                           kernels::layer_norm_backward(frame.kernels(), dy.data_ptr<T>(), x.data_ptr<T>(), w,
+                                                        mean, inv, dx.data_ptr<T>(), dw, db,
+                                                        dim == 0 ? 0 : x.count() / dim, dim);
+                         });
                        });
 }
 
@@ -221,25 +229,27 @@ ChannelNorm::ChannelNorm(std::int64_t channels, double eps) : eps_(eps) {
 Tensors ChannelNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const auto pixels = [](const TensorName& what, const Tensor& x, std::int64_t channels) {
+    expect_dtype(what, x, DType::f32);
     layouts::expect_whole_dim(what, x, "a norm", 1);
     expect_channels(what, x, channels);
     return Shape{x.size(0), map_shape(x).pixels};
   };
   return norm_forward(
       *this, inputs[0], frame, *g, *b, out_memory(), pixels,
-      [&](const Tensor& x, const float* gain, const float* bias, float* y, float* mean, float* inv) {
-        kernels::channel_norm_forward(frame.kernels(), x.data_ptr<float>(), gain, bias, y, mean, inv,
-                                      map_shape(x), static_cast<float>(eps_));
+      [&](const Tensor& x, const float* gain, const float* bias, const Tensor& y, float* mean, float* inv) {
+        kernels::channel_norm_forward(frame.kernels(), x.data_ptr<float>(), gain, bias, y.data_ptr<float>(),
+                                      mean, inv, map_shape(x), static_cast<float>(eps_));
       });
 }
 
 Tensors ChannelNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   return norm_backward(*this, gradients[0], frame, *g, *b, dx_memory(), -1,
-                       [&](const float* dy, const Tensor& x, const float* gain, const float* mean,
-                           const float* inv, float* dx, float* dgain, float* dbias) {
-                         kernels::channel_norm_backward(frame.kernels(), dy, x.data_ptr<float>(), gain, mean,
-                                                        inv, dx, dgain, dbias, map_shape(x));
+                       [&](const Tensor& dy, const Tensor& x, const float* gain, const float* mean,
+                           const float* inv, const Tensor& dx, float* dgain, float* dbias) {
+                         kernels::channel_norm_backward(frame.kernels(), dy.data_ptr<float>(),
+                                                        x.data_ptr<float>(), gain, mean, inv,
+                                                        dx.data_ptr<float>(), dgain, dbias, map_shape(x));
                        });
 }
 
@@ -263,13 +273,15 @@ Tensors GroupNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   if (group_norm::cut(inputs[0])) return {group_norm::forward(*this, inputs[0], frame)};
   const auto groups = [&](const TensorName& what, const Tensor& x, std::int64_t) {
+    expect_dtype(what, x, DType::f32);
     return Shape{x.size(0), group_norm::checked_groups_of(*this, what, x)};
   };
   return norm_forward(
       *this, inputs[0], frame, *weight, *bias, out_memory(), groups,
-      [&](const Tensor& x, const float* w, const float* b, float* y, float* mean, float* inv) {
-        kernels::group_norm_forward(frame.kernels(), x.data_ptr<float>(), w, b, y, mean, inv, map_shape(x),
-                                    group_norm::groups_of(*this, x), static_cast<float>(eps_));
+      [&](const Tensor& x, const float* w, const float* b, const Tensor& y, float* mean, float* inv) {
+        kernels::group_norm_forward(frame.kernels(), x.data_ptr<float>(), w, b, y.data_ptr<float>(), mean,
+                                    inv, map_shape(x), group_norm::groups_of(*this, x),
+                                    static_cast<float>(eps_));
       });
 }
 
@@ -278,11 +290,11 @@ Tensors GroupNorm::do_backward(Inputs gradients, Frame& frame) {
   // dy is sharded like x, or is refused either way.
   if (group_norm::cut(gradients[0])) return {group_norm::backward(*this, gradients[0], frame)};
   return norm_backward(*this, gradients[0], frame, *weight, *bias, dx_memory(), 1,
-                       [&](const float* dy, const Tensor& x, const float* w, const float* mean,
-                           const float* inv, float* dx, float* dw, float* db) {
-                         kernels::group_norm_backward(frame.kernels(), dy, x.data_ptr<float>(), w, mean, inv,
-                                                      dx, dw, db, map_shape(x),
-                                                      group_norm::groups_of(*this, x));
+                       [&](const Tensor& dy, const Tensor& x, const float* w, const float* mean,
+                           const float* inv, const Tensor& dx, float* dw, float* db) {
+                         kernels::group_norm_backward(frame.kernels(), dy.data_ptr<float>(),
+                                                      x.data_ptr<float>(), w, mean, inv, dx.data_ptr<float>(),
+                                                      dw, db, map_shape(x), group_norm::groups_of(*this, x));
                        });
 }
 

@@ -20,11 +20,35 @@ inline void expect_dtype(const TensorName& what, const Tensor& t, DType expected
                 fmt::format("{} is {}; expected {}", what.text(), name(t.dtype()), name(expected)));
 }
 
-/// Throws unless dy is f32 and has the shape and layout of the gradient of the module's y.
+/// Throws bad_argument unless t may be an activation: `"layers.0.mlp": x is i64; expected f32 or bf16`.
+inline void expect_activation(const TensorName& what, const Tensor& t) {
+  if (t.dtype() != DType::f32 && t.dtype() != DType::bf16)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected f32 or bf16", what.text(), name(t.dtype())));
+}
+
+/// Calls run.template operator()<T>() with the element of the activation x, float or bf16.
+template <class Run>
+void by_element(const Tensor& x, Run&& run) {
+  if (x.dtype() == DType::bf16)
+    run.template operator()<bf16>();
+  else
+    run.template operator()<float>();
+}
+
+/// The dtype that Module::set_output_dtype() got, for its caller to keep.
+inline DType checked_output_dtype(const Module& module, DType dtype) {
+  if (dtype != DType::f32 && dtype != DType::bf16)
+    throw Error(ErrorCode::bad_argument, fmt::format("\"{}\": set_output_dtype got {}; expected f32 or bf16",
+                                                     module.path(), name(dtype)));
+  return dtype;
+}
+
+/// Throws unless dy has the dtype, shape and layout of the gradient of the module's y.
 inline void expect_gradient(const Module& module, const Tensor& dy, const Shape& shape,
-                            const LayoutRef& layout) {
+                            const LayoutRef& layout, DType dtype = DType::f32) {
   const TensorName what = layouts::named(module, "dy");
-  expect_dtype(what, dy, DType::f32);
+  expect_dtype(what, dy, dtype);
   layouts::expect_same(what, dy.layout(), layout, "as y");
   if (!(dy.shape() == shape))
     throw Error(ErrorCode::bad_argument,
@@ -67,27 +91,35 @@ inline void expect_mask_shape(const TensorName& what, const Tensor& mask, const 
 }
 
 /// x (f32) rounded to bf16, with the layout of x.
-inline Tensor rounded_to_bf16(Frame& frame, const Tensor& x) {
-  const Tensor y = frame.compute().make(x.shape(), DType::bf16).with_layout(x.layout());
+inline Tensor rounded_to_bf16(Frame& frame, const Tensor& x, Memory memory = Memory::local) {
+  const Tensor y = frame.compute().make(x.shape(), DType::bf16, memory).with_layout(x.layout());
   kernels::round_to_bf16(frame.kernels(), x.data_ptr<float>(), y.data_ptr<bf16>(), x.count());
   return y;
 }
 
-/// x (f32) in the dtype of the weight w with which it is multiplied.
+/// x (f32 or bf16) in the dtype of the weight w with which it is multiplied.
 inline Tensor as_operand(Frame& frame, const Tensor& x, const Tensor& w) {
-  return w.dtype() == DType::bf16 ? rounded_to_bf16(frame, x) : x;
+  return w.dtype() == x.dtype() ? x : rounded_to_bf16(frame, x);
 }
 
 /// Returns whether products of activations with each other are computed in bf16 if the CPU can do so, like
 /// products with the weight w.
 inline bool bf16_products(const Parameter& w) { return w.dtype() == DType::bf16; }
 
-/// A weight as f32: itself, or a copy if it is bf16, with the layout of the weight.
-inline Tensor widened(Frame& frame, const Tensor& w) {
+/// A weight or an activation as f32: itself, or a copy if it is bf16, with its layout.
+inline Tensor widened(Frame& frame, const Tensor& w, Memory memory = Memory::local) {
   if (w.dtype() != DType::bf16) return w;
-  const Tensor y = frame.compute().make(w.shape()).with_layout(w.layout());
+  const Tensor y = frame.compute().make(w.shape(), DType::f32, memory).with_layout(w.layout());
   kernels::widen_bf16(frame.kernels(), w.data_ptr<bf16>(), y.data_ptr<float>(), w.count());
   return y;
+}
+
+/// x in `dtype` if both are f32 or bf16, in the same kind of memory; otherwise x.
+inline Tensor cast(Frame& frame, const Tensor& x, DType dtype) {
+  const Memory memory = x.storage().memory();
+  if (x.dtype() == DType::f32 && dtype == DType::bf16) return rounded_to_bf16(frame, x, memory);
+  if (x.dtype() == DType::bf16 && dtype == DType::f32) return widened(frame, x, memory);
+  return x;
 }
 
 /// Returns whether the weight's input features, its second dimension, are split: then y is Partial, and the

@@ -308,6 +308,9 @@ TEST(Exact, RefusesWhatHasNoRule) {
   EXPECT_EQ(refusal(with(fsdp(on(2, 1)), "reduce",
                          [](Case& c) { c.build.sharding.precision.reduce = DType::bf16; })),
             "bad_argument: exact: sharding.precision.reduce is bf16; expected f32");
+  EXPECT_EQ(refusal(with(on(1, 2), "activations",
+                         [](Case& c) { c.build.dtype = c.build.activations = DType::bf16; })),
+            "bad_argument: exact: activations is bf16; expected f32");
 }
 
 TEST(Exact, NamesALayerWithoutARule) {

@@ -349,18 +349,25 @@ TEST_F(KernelRows, SayWhatEachOperandIs) {
   check<&T::matmul_bf16>(kPlain, kTransposed, I{3}, I{5}, I{4}, true);
   check<&T::tree_matmul>(kTransposed, kPlain, I{3}, I{5}, I{4}, ProductTree{.leaves = 2});
   check<&T::tree_matmul_bf16>(kPlain, kTransposed, I{3}, I{5}, I{4}, ProductTree{});
+  check_both<&T::matmul_to_bf16>(kPlain, kTransposed, I{3}, I{5}, I{4});
   check<&T::row_products>(I{6}, I{7}, I{3}, I{5}, I{4});
   check_both<&T::linear_forward>(linear);
   check_both<&T::linear_forward_bf16>(linear);
   check<&T::linear_backward_input>(linear);
   check_both<&T::linear_backward_weight>(linear);
   check<&T::add_bias>(I{3}, I{5});
+  check<&T::add_bias_bf16>(I{3}, I{5});
   check<&T::bias_backward>(I{3}, I{5});
+  check<&T::bias_backward_bf16>(I{3}, I{5});
 
   check<&T::rms_norm_forward>(I{3}, I{5}, eps);
+  check<&T::rms_norm_forward_bf16>(I{3}, I{5}, eps);
   check<&T::rms_norm_backward>(I{3}, I{5});
+  check<&T::rms_norm_backward_bf16>(I{3}, I{5});
   check<&T::layer_norm_forward>(I{3}, I{5}, eps);
+  check<&T::layer_norm_forward_bf16>(I{3}, I{5}, eps);
   check<&T::layer_norm_backward>(I{3}, I{5});
+  check<&T::layer_norm_backward_bf16>(I{3}, I{5});
   check<&T::channel_norm_forward>(maps, eps);
   check<&T::channel_norm_backward>(maps);
   check<&T::group_norm_forward>(maps, I{2}, eps);
@@ -393,12 +400,18 @@ TEST_F(KernelRows, SayWhatEachOperandIs) {
   check<&T::embedding_forward_bf16>(I{4}, part, I{3});
   check<&T::embedding_backward>(I{4}, part, I{3});
   check<&T::rope_forward>(rope);
+  check<&T::rope_forward_bf16>(rope);
   check<&T::rope_backward>(rope);
+  check<&T::rope_backward_bf16>(rope);
 
   check<&T::attention_forward>(causal);
+  check<&T::attention_forward_bf16>(causal);
   check<&T::attention_backward>(causal);
+  check<&T::attention_backward_bf16>(causal);
   check_both<&T::full_attention_forward>(full);
+  check_both<&T::full_attention_forward_bf16>(full);
   check_both<&T::full_attention_backward>(full);
+  check_both<&T::full_attention_backward_bf16>(full);
   check_both<&T::attention_piece_forward>(piece);
   check<&T::attention_delta>(full);
   check_both<&T::attention_piece_backward_queries>(piece);
@@ -409,17 +422,27 @@ TEST_F(KernelRows, SayWhatEachOperandIs) {
   check<&T::attention_apply_backward>(full);
 
   check<&T::silu_forward>(I{7});
+  check<&T::silu_forward_bf16>(I{7});
   check<&T::silu_backward>(I{7});
+  check<&T::silu_backward_bf16>(I{7});
   check<&T::gelu_forward>(I{7}, GeluForm::erf);
+  check<&T::gelu_forward_bf16>(I{7}, GeluForm::erf);
   check<&T::gelu_backward>(I{7}, GeluForm::tanh);
+  check<&T::gelu_backward_bf16>(I{7}, GeluForm::tanh);
   check<&T::relu_forward>(I{7});
+  check<&T::relu_forward_bf16>(I{7});
   check<&T::relu_backward>(I{7});
+  check<&T::relu_backward_bf16>(I{7});
   check<&T::swiglu_forward>(I{7});
+  check<&T::swiglu_forward_bf16>(I{7});
   check<&T::swiglu_backward>(I{7});
+  check<&T::swiglu_backward_bf16>(I{7});
   check<&T::add>(I{7});
+  check<&T::add_bf16>(I{7});
   check<&T::scale>(2.0f, I{7});
   check<&T::fill>(2.0f, I{7});
   check<&T::dropout>(I{7}, DropoutRun{RandomStream(7, "rows"), 3, 0.0f, 2.0f});
+  check<&T::dropout_bf16>(I{7}, DropoutRun{RandomStream(7, "rows"), 3, 0.0f, 2.0f});
   check<&T::round_to_bf16>(I{7});
   check<&T::widen_bf16>(I{7});
 
@@ -451,6 +474,11 @@ TEST_F(KernelRows, SayWhatEachOperandIs) {
   EXPECT_TRUE(refusing.warnings.empty());
 }
 
+bool products_of_bf16(std::string_view name) {
+  return name == "matmul_bf16" || name == "tree_matmul_bf16" || name == "round_to_bf16" ||
+         name == "widen_bf16" || name == "embedding_forward_bf16";
+}
+
 // A device that has only what others are composed of.
 const T& parts() {
   static const T kParts = [] {
@@ -462,6 +490,11 @@ const T& parts() {
     parts.group_norm_forward = nullptr, parts.group_norm_backward = nullptr;
     parts.attention_forward = nullptr, parts.attention_backward = nullptr;
     parts.full_attention_forward = nullptr;
+    parts.matmul_to_bf16 = nullptr;
+    for_each_kernel([&]<auto Member>() {  // each has a kernel of f32
+      if (Row<Member>::name.ends_with("_bf16") && !products_of_bf16(Row<Member>::name))
+        parts.*Member = nullptr;
+    });
     return parts;
   }();
   return kParts;
@@ -497,6 +530,14 @@ struct Compositions : KernelRows {
           std::memcpy(&b, &got[i][at], sizeof(E));
           EXPECT_NEAR(a, b, 4e-6 * std::max(1.0f, std::abs(a))) << "operand " << i << ", byte " << at;
         }
+      } else if constexpr (std::is_same_v<E, bf16>) {  // of numbers that may differ so much, rounded
+        for (std::size_t at = 0; at < want[i].size(); at += sizeof(E)) {
+          E a{}, b{};
+          std::memcpy(&a, &want[i][at], sizeof(E));
+          std::memcpy(&b, &got[i][at], sizeof(E));
+          const auto x = static_cast<float>(a), y = static_cast<float>(b);
+          EXPECT_NEAR(x, y, 0x1p-7f * std::abs(x) + 4e-6f) << "operand " << i << ", byte " << at;
+        }
       } else {
         EXPECT_EQ(got[i], want[i]) << "operand " << i;
       }
@@ -522,8 +563,134 @@ TEST_F(Compositions, ComputeTheSame) {
   expect_near<&T::group_norm_backward>(Optional::given, maps, I{2});
   expect_near<&T::attention_forward>(Optional::given, AttentionShape{2, 5, 4, 2, 3});
   expect_near<&T::attention_backward>(Optional::given, AttentionShape{2, 5, 4, 2, 3});
+  for (const Optional optional : {Optional::given, Optional::null})
+    expect_near<&T::matmul_to_bf16>(optional, Stored::plain, Stored::transposed, I{3}, I{5}, I{4});
   EXPECT_TRUE(device.warnings.empty());
   EXPECT_EQ(device.late.blocks(), 0u) << "temporary memory was given back";
+}
+
+// A kernel of bf16 has the bits of its kernel of f32 on widened operands, rounded.
+struct OfBf16 : KernelRows {
+  template <auto Narrow, auto Wide, class... Values>
+  void expect_rounded(Values... given) {
+    using N = Case<Narrow>;
+    using W = Case<Wide>;
+    SCOPED_TRACE(Row<Narrow>::name);
+    checked.insert(Row<Narrow>::name);
+    const std::tuple<Values...> values_of(given...);
+    std::array<std::byte, N::kOperands> somewhere{};
+    typename N::Pointers pointers;
+    for (std::size_t i = 0; i < N::kOperands; ++i) pointers[i] = &somewhere[i];
+    const auto rows = N::operands(N::arguments(pointers, values_of));
+    std::vector<Bytes> narrow, wide;
+    std::array<bool, N::kOperands> is_narrow{};
+    N::template each_operand([&]<class E>(std::size_t i) {
+      narrow.push_back(values<E>(rows[i].elements, static_cast<unsigned>(i)));
+      is_narrow[i] = std::is_same_v<E, bf16>;
+    });
+    const std::vector<bool> null(N::kOperands, false);
+    W::template each_operand(
+        [&]<class E>(std::size_t i) { wide.push_back(is_narrow[i] ? widened(narrow[i]) : narrow[i]); });
+    const std::vector<Bytes> got = direct<Narrow>(narrow, null, values_of),
+                             want = direct<Wide>(wide, null, values_of);
+    ASSERT_EQ(got.size(), want.size());
+    for (std::size_t i = 0; i < got.size(); ++i)
+      EXPECT_EQ(got[i], is_narrow[i] ? rounded(want[i]) : want[i]) << "operand " << i;
+  }
+  static Bytes widened(const Bytes& from) {
+    Bytes to(from.size() * 2);
+    for (std::size_t i = 0; i < from.size() / 2; ++i) {
+      bf16 x;
+      std::memcpy(&x, &from[2 * i], 2);
+      const auto y = static_cast<float>(x);
+      std::memcpy(&to[4 * i], &y, 4);
+    }
+    return to;
+  }
+  static Bytes rounded(const Bytes& from) {
+    Bytes to(from.size() / 2);
+    for (std::size_t i = 0; i < to.size() / 2; ++i) {
+      float x{};
+      std::memcpy(&x, &from[4 * i], 4);
+      const bf16 y(x);
+      std::memcpy(&to[2 * i], &y, 2);
+    }
+    return to;
+  }
+  std::set<std::string_view> checked;
+};
+
+TEST_F(OfBf16, HasTheBitsOfF32Rounded) {
+  const AttentionShape causal{2, 70, 4, 2, 16};
+  const FullAttentionShape full{2, 33, 70, 4, 2, 16};
+  const RopeShape rope{2, 65, 2, 48};
+  const DropoutRun run{RandomStream(7, "rows"), 3, 0.5f, 2.0f};
+  const I n = 20000, rows = 130, dim = 67;
+#define WEFT_ROUNDED(name, ...) expect_rounded<&T::name##_bf16, &T::name>(__VA_ARGS__)
+  WEFT_ROUNDED(add_bias, rows, dim);
+  WEFT_ROUNDED(bias_backward, rows, dim);
+  WEFT_ROUNDED(rms_norm_forward, rows, dim, 1e-5f);
+  WEFT_ROUNDED(rms_norm_backward, rows, dim);
+  WEFT_ROUNDED(layer_norm_forward, rows, dim, 1e-5f);
+  WEFT_ROUNDED(layer_norm_backward, rows, dim);
+  WEFT_ROUNDED(rope_forward, rope);
+  WEFT_ROUNDED(rope_backward, rope);
+  WEFT_ROUNDED(attention_forward, causal);
+  WEFT_ROUNDED(attention_backward, causal);
+  WEFT_ROUNDED(full_attention_forward, full);
+  WEFT_ROUNDED(full_attention_backward, full);
+  WEFT_ROUNDED(silu_forward, n);
+  WEFT_ROUNDED(silu_backward, n);
+  WEFT_ROUNDED(gelu_forward, n, GeluForm::erf);
+  WEFT_ROUNDED(gelu_forward, n, GeluForm::tanh);
+  WEFT_ROUNDED(gelu_backward, n, GeluForm::erf);
+  WEFT_ROUNDED(gelu_backward, n, GeluForm::tanh);
+  WEFT_ROUNDED(relu_forward, n);
+  WEFT_ROUNDED(relu_backward, n);
+  WEFT_ROUNDED(swiglu_forward, n);
+  WEFT_ROUNDED(swiglu_backward, n);
+  WEFT_ROUNDED(add, n);
+  WEFT_ROUNDED(dropout, n, run);
+#undef WEFT_ROUNDED
+  for_each_kernel([&]<auto Member>() {
+    constexpr std::string_view kName = Row<Member>::name;
+    if (kName.ends_with("_bf16") && !products_of_bf16(kName) && kName != "linear_forward_bf16" &&
+        kName != "matmul_to_bf16") {
+      EXPECT_EQ(checked.count(kName), 1u) << kName << " is not checked";
+    }
+  });
+}
+
+TEST_F(Compositions, OfBf16ComputeTheSame) {
+  const auto expect_same = [&]<auto Member>(auto... given) {
+    expect_near<Member>(Optional::given, given...);
+  };
+  const I n = 7, rows = 3, dim = 5;
+  const RopeShape rope{2, 3, 2, 4};
+  const AttentionShape causal{2, 5, 4, 2, 3};
+  const FullAttentionShape full{2, 3, 5, 4, 2, 3};
+  expect_same.template operator()<&T::add_bias_bf16>(rows, dim);
+  expect_same.template operator()<&T::bias_backward_bf16>(rows, dim);
+  expect_same.template operator()<&T::rms_norm_forward_bf16>(rows, dim, 1e-5f);
+  expect_same.template operator()<&T::rms_norm_backward_bf16>(rows, dim);
+  expect_same.template operator()<&T::layer_norm_forward_bf16>(rows, dim, 1e-5f);
+  expect_same.template operator()<&T::layer_norm_backward_bf16>(rows, dim);
+  expect_same.template operator()<&T::rope_forward_bf16>(rope);
+  expect_same.template operator()<&T::rope_backward_bf16>(rope);
+  expect_same.template operator()<&T::attention_forward_bf16>(causal);
+  expect_same.template operator()<&T::attention_backward_bf16>(causal);
+  expect_same.template operator()<&T::full_attention_forward_bf16>(full);
+  expect_same.template operator()<&T::full_attention_backward_bf16>(full);
+  expect_same.template operator()<&T::silu_forward_bf16>(n);
+  expect_same.template operator()<&T::silu_backward_bf16>(n);
+  expect_same.template operator()<&T::gelu_forward_bf16>(n, GeluForm::erf);
+  expect_same.template operator()<&T::gelu_backward_bf16>(n, GeluForm::erf);
+  expect_same.template operator()<&T::relu_forward_bf16>(n);
+  expect_same.template operator()<&T::relu_backward_bf16>(n);
+  expect_same.template operator()<&T::swiglu_forward_bf16>(n);
+  expect_same.template operator()<&T::swiglu_backward_bf16>(n);
+  expect_same.template operator()<&T::add_bf16>(n);
+  expect_same.template operator()<&T::dropout_bf16>(n, DropoutRun{RandomStream(7, "rows"), 3, 0.5f, 2.0f});
 }
 
 TEST_F(Compositions, RefuseGroupsThatDoNotDivide) {
@@ -552,8 +719,8 @@ TEST(MissingParts, AreNotNamed) {
   KernelContext ctx(device.compute);
   EXPECT_EQ(error_text(ErrorCode::unsupported,
                        [&] {
-                         layer_norm_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0,
-                                            1e-5f);
+                         const float* const x = nullptr;
+                         layer_norm_forward(ctx, x, nullptr, nullptr, nullptr, nullptr, nullptr, 0, 0, 1e-5f);
                          return 0;
                        }),
             absence_of("layer_norm_forward"));
@@ -562,7 +729,8 @@ TEST(MissingParts, AreNotNamed) {
 // Any size may be 0.
 TEST_F(KernelRows, NothingIsCopiedForNoElements) {
   KernelContext ctx(host.compute);
-  add(ctx, nullptr, nullptr, nullptr, 0);
+  const float* const none = nullptr;
+  add(ctx, none, none, nullptr, 0);
   const Tensor loss = host.compute.make({1}, DType::f64);
   sum_of_squares(ctx, nullptr, loss.data_ptr<double>(), 0);
   EXPECT_EQ(to_host(host.context, loss).as<double>()[0], 0.0);

@@ -205,8 +205,11 @@ TEST(Layers, RefuseGradientsOfAnotherShapeOrDtype) {
   EXPECT_EQ(text(embedding, zeros({100}, DType::i64), zeros({1, 4})),
             "\"\": dy is (1, 4); expected (100, 4)");
   EXPECT_EQ(text(linear, zeros({2, 4}), zeros({2, 3}, DType::bf16)), "\"\": dy is bf16; expected f32");
-  EXPECT_EQ(text(linear, zeros({2, 4}, DType::i64), zeros({2, 3})), "\"\": x is i64; expected f32");
-  EXPECT_EQ(text(norm, zeros({2, 4}, DType::bf16), zeros({2, 4})), "\"\": x is bf16; expected f32");
+  EXPECT_EQ(text(linear, zeros({2, 4}, DType::i64), zeros({2, 3})), "\"\": x is i64; expected f32 or bf16");
+  EXPECT_EQ(text(linear, zeros({2, 4}, DType::bf16), zeros({2, 3})),
+            "\"\": x is bf16 and the weight f32; expected a weight in bf16");
+  EXPECT_EQ(text(norm, zeros({2, 4}, DType::f16), zeros({2, 4})), "\"\": x is f16; expected f32 or bf16");
+  EXPECT_EQ(text(norm, zeros({2, 4}, DType::bf16), zeros({2, 4})), "\"\": dy is f32; expected bf16");
   EXPECT_EQ(text(embedding, zeros({2}), zeros({2, 4})), "\"\": tokens is f32; expected i64");
 }
 

@@ -405,7 +405,7 @@ TEST(FullyShardLife, MixedPrecisionTrainsCloseToF32) {
   };
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
     const std::vector<double> full = losses(rank, {}), half = losses(rank, default_mp_policy()),
-                              all_half = losses(rank, {DType::bf16, DType::bf16, true});
+                              all_half = losses(rank, {.param = DType::bf16, .reduce = DType::bf16});
     for (std::size_t i = 0; i < full.size(); ++i) {
       EXPECT_NEAR(half[i], full[i], 0.05 * full[i] + 0.02) << i;
       EXPECT_NEAR(all_half[i], full[i], 0.05 * full[i] + 0.02) << i;
@@ -580,7 +580,7 @@ TEST(FullyShardLife, MistakesAreNamedBeforeAnythingChanges) {
     options.precision.param = DType::f16;
     EXPECT_EQ(told(mesh["dp"], options),
               "bad_argument: fully_shard: options.precision.param is f16; expected f32 or bf16");
-    options.precision = {DType::f32, DType::f64};
+    options.precision = {.reduce = DType::f64};
     EXPECT_EQ(told(mesh["dp"], options),
               "bad_argument: fully_shard: options.precision.reduce is f64; expected f32 or bf16");
     for (Parameter* p : net->parameters()) EXPECT_EQ(p->layout(), nullptr);

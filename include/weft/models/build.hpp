@@ -63,6 +63,9 @@ struct BuildOptions {
   Memory weights = Memory::local;
   /// The dtype in which layers read the parameters: f32, or bf16 with masters in f32.
   DType dtype = DType::f32;
+  /// The dtype of activations and their gradients, between layers and over the tensor axis: f32, or bf16 if
+  /// `dtype` is bf16. Logits are f32. See MixedPrecision.
+  DType activations = DType::f32;
   /// Parameters that are not trained: patterns, as in a Plan, for paths of parameters, or of modules with
   /// all parameters below them.
   std::vector<std::string> frozen = {};
@@ -70,9 +73,10 @@ struct BuildOptions {
   std::optional<Float8Recipe> float8 = {};
   Float8Options float8_options = {};
   GradientReducerOptions reducer = {};  ///< of DataForm::ddp
-  /// Options for DataForm::fsdp; if `dtype` is bf16, precision.param becomes bf16, too. If `float8`
-  /// names a recipe, the weights of float8 layers are gathered as codes. Without patterns of blocks, the
-  /// blocks of the Recipe are gathered separately, and all other parameters with the root.
+  /// Options for DataForm::fsdp; if `dtype` is bf16, precision.param becomes bf16, too, and likewise
+  /// `activations`. If `float8` names a recipe, the weights of float8 layers are gathered as codes. Without
+  /// patterns of blocks, the blocks of the Recipe are gathered separately, and all other parameters with the
+  /// root.
   FullyShardOptions sharding = {};
   /// Which modules run again in backward; mode full without patterns means each
   /// block of the Recipe.

@@ -68,6 +68,7 @@ class OutputHead : public Module {
   OutputHead(std::int64_t dim, std::int64_t vocab, Init init);
   Linear proj;
   bool has_exact_rule() const override { return typeid(*this) == typeid(OutputHead); }
+  bool set_output_dtype(DType dtype) override { return proj.set_output_dtype(dtype); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
@@ -87,6 +88,7 @@ class Transformer : public Module {
   OutputHead output_head;
 
   const TransformerConfig& config() const noexcept { return config_; }
+  bool set_output_dtype(DType dtype) override { return output_head.set_output_dtype(dtype); }
   TransformerBlock& block(std::size_t i);
   /// Replaces the rotary tables of every block, to compare with tables of another program.
   void set_rope(std::shared_ptr<const RopeTables> rope);

@@ -25,10 +25,13 @@ class Embedding : public Module {
   /// is not split by columns.
   ShardRule shard_rule(Split split) const override;
   bool has_exact_rule() const override { return typeid(*this) == typeid(Embedding); }
+  /// y is f32 by default, whatever dtype the weight has.
+  bool set_output_dtype(DType dtype) override;
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
+  DType output_ = DType::f32;
 };
 
 }  // namespace weft

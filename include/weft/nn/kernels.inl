@@ -5,6 +5,10 @@
 //   WEFT_KERNEL(name, (parameters without the KernelContext), operands…)
 //   WEFT_KERNEL_F32_BF16(name, (parameters), operands…)     the same for T = float and, as name_bf16, T = bf16
 //
+// Kernels of bf16 compute in f32: operands are widened, and each result in bf16 is rounded once, to nearest
+// even, when it is stored. So all but the products have the bits of the kernel of f32 on widened operands,
+// rounded.
+//
 // An operand is a parameter that is an array in the device's memory. The operands stand in the order of their
 // parameters, each with its dimensions, so the number of its elements is a function of the arguments:
 //
@@ -39,6 +43,11 @@ WEFT_KERNEL_F32_BF16(tree_matmul,
     (const T* a, Stored a_stored, WeightOf<T> b, Stored b_stored, float* c, std::int64_t m, std::int64_t n,
      std::int64_t k, ProductTree tree),
     reads(a, m, k), reads(b, k, n), writes(c, m, n))
+/// c = a b, or c = a b + bias, row by row, if there is a bias; summed in f32.
+WEFT_KERNEL(matmul_to_bf16,
+    (const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored, const float* bias, bf16* c,
+     std::int64_t m, std::int64_t n, std::int64_t k),
+    reads(a, m, k), reads(b, k, n), optional(reads(bias, n)), writes(c, m, n))
 /// c = a b^T, each element rounded once from a sum whose error does not grow with k. The rows of a lie lda
 /// apart, those of b ldb.
 WEFT_KERNEL(row_products,
@@ -59,39 +68,39 @@ WEFT_KERNEL(linear_backward_weight,
     reads(dy, s.tokens, s.out), reads(x, s.tokens, s.in), updates(dw, s.out, s.in),
     optional(updates(dbias, s.out)))
 /// y += bias, row by row.
-WEFT_KERNEL(add_bias,
-    (const float* bias, float* y, std::int64_t tokens, std::int64_t out),
+WEFT_KERNEL_F32_BF16(add_bias,
+    (const float* bias, T* y, std::int64_t tokens, std::int64_t out),
     reads(bias, out), updates(y, tokens, out))
 /// dbias += the sum of dy's rows, in blocks of rows.
-WEFT_KERNEL(bias_backward,
-    (const float* dy, float* dbias, std::int64_t tokens, std::int64_t out),
+WEFT_KERNEL_F32_BF16(bias_backward,
+    (const T* dy, float* dbias, std::int64_t tokens, std::int64_t out),
     reads(dy, tokens, out), updates(dbias, out))
 
 // ---- Norms ----
 
 /// y = x * inv_rms * weight, inv_rms = 1 / sqrt(mean of x^2 over dim + eps), kept for the backward pass. In
 /// place: y may be x.
-WEFT_KERNEL(rms_norm_forward,
-    (const float* x, const float* weight, float* y, float* inv_rms, std::int64_t rows, std::int64_t dim,
+WEFT_KERNEL_F32_BF16(rms_norm_forward,
+    (const T* x, const float* weight, T* y, float* inv_rms, std::int64_t rows, std::int64_t dim,
      float eps),
     reads(x, rows, dim), reads(weight, dim), writes(y, rows, dim), writes(inv_rms, rows))
 /// dx, and dweight += the sum over rows of dy * x * inv_rms. In place: dx may be dy.
-WEFT_KERNEL(rms_norm_backward,
-    (const float* dy, const float* x, const float* weight, const float* inv_rms, float* dx, float* dweight,
+WEFT_KERNEL_F32_BF16(rms_norm_backward,
+    (const T* dy, const T* x, const float* weight, const float* inv_rms, T* dx, float* dweight,
      std::int64_t rows, std::int64_t dim),
     reads(dy, rows, dim), reads(x, rows, dim), reads(weight, dim), reads(inv_rms, rows),
     writes(dx, rows, dim), updates(dweight, dim))
 /// y = (x - mean) * inv_std * weight + bias, mean and inv_std = 1 / sqrt(variance + eps) over dim, kept for
 /// the backward pass; the variance is the mean of (x - mean)^2. In place: y may be x.
-WEFT_KERNEL(layer_norm_forward,
-    (const float* x, const float* weight, const float* bias, float* y, float* mean, float* inv_std,
+WEFT_KERNEL_F32_BF16(layer_norm_forward,
+    (const T* x, const float* weight, const float* bias, T* y, float* mean, float* inv_std,
      std::int64_t rows, std::int64_t dim, float eps),
     reads(x, rows, dim), reads(weight, dim), reads(bias, dim), writes(y, rows, dim), writes(mean, rows),
     writes(inv_std, rows))
 /// dx, dweight += the sum over rows of dy * (x - mean) * inv_std, dbias += the sum of dy's rows. In place: dx
 /// may be dy.
-WEFT_KERNEL(layer_norm_backward,
-    (const float* dy, const float* x, const float* weight, const float* mean, const float* inv_std, float* dx,
+WEFT_KERNEL_F32_BF16(layer_norm_backward,
+    (const T* dy, const T* x, const float* weight, const float* mean, const float* inv_std, T* dx,
      float* dweight, float* dbias, std::int64_t rows, std::int64_t dim),
     reads(dy, rows, dim), reads(x, rows, dim), reads(weight, dim), reads(mean, rows), reads(inv_std, rows),
     writes(dx, rows, dim), updates(dweight, dim), updates(dbias, dim))
@@ -257,13 +266,13 @@ WEFT_KERNEL(embedding_backward,
     reads(ids, tokens), reads(dy, tokens, dim), updates(dtable, vocab.count, dim))
 /// Turns the pair (i, i + head_dim/2) of every head by its position's angle. cosine and sine may have further
 /// positions. In place: y may be x.
-WEFT_KERNEL(rope_forward,
-    (const float* x, const float* cosine, const float* sine, float* y, RopeShape s),
+WEFT_KERNEL_F32_BF16(rope_forward,
+    (const T* x, const float* cosine, const float* sine, T* y, RopeShape s),
     reads(x, s.elements()), reads(cosine, s.seq, s.head_dim / 2), reads(sine, s.seq, s.head_dim / 2),
     writes(y, s.elements()))
 /// The turn back: dx from dy. In place: dx may be dy.
-WEFT_KERNEL(rope_backward,
-    (const float* dy, const float* cosine, const float* sine, float* dx, RopeShape s),
+WEFT_KERNEL_F32_BF16(rope_backward,
+    (const T* dy, const float* cosine, const float* sine, T* dx, RopeShape s),
     reads(dy, s.elements()), reads(cosine, s.seq, s.head_dim / 2), reads(sine, s.seq, s.head_dim / 2),
     writes(dx, s.elements()))
 
@@ -271,31 +280,31 @@ WEFT_KERNEL(rope_backward,
 
 /// Causal attention: out = softmax(q k^T / sqrt(head_dim)) v, where position i sees positions 0..i. softmax:
 /// of the scaled scores, kept for the backward pass. Throws bad_argument if kv_heads does not divide heads.
-WEFT_KERNEL(attention_forward,
-    (const float* q, const float* k, const float* v, float* out, float* softmax, AttentionShape s),
+WEFT_KERNEL_F32_BF16(attention_forward,
+    (const T* q, const T* k, const T* v, T* out, float* softmax, AttentionShape s),
     reads(q, s.q_elements()), reads(k, s.kv_elements()), reads(v, s.kv_elements()),
     writes(out, s.q_elements()), writes(softmax, s.softmax_elements()))
 /// dq, dk, dv from dout and what the forward pass left.
-WEFT_KERNEL(attention_backward,
-    (const float* dout, const float* q, const float* k, const float* v, const float* out,
-     const float* softmax, float* dq, float* dk, float* dv, AttentionShape s),
+WEFT_KERNEL_F32_BF16(attention_backward,
+    (const T* dout, const T* q, const T* k, const T* v, const T* out,
+     const float* softmax, T* dq, T* dk, T* dv, AttentionShape s),
     reads(dout, s.q_elements()), reads(q, s.q_elements()), reads(k, s.kv_elements()),
     reads(v, s.kv_elements()), reads(out, s.q_elements()), reads(softmax, s.softmax_elements()),
     writes(dq, s.q_elements()), writes(dk, s.kv_elements()), writes(dv, s.kv_elements()))
 /// out = softmax(q k^T / sqrt(head_dim) + bias) v; every query sees every key that the bias does not hide.
 /// softmax: of the scores with the bias, kept for the backward pass. If a query sees no key, out is 0, the
 /// largest score -infinity and the sum 0. Throws bad_argument if kv_heads does not divide heads.
-WEFT_KERNEL(full_attention_forward,
-    (const float* q, const float* k, const float* v, ScoreBias bias, float* out, float* softmax,
+WEFT_KERNEL_F32_BF16(full_attention_forward,
+    (const T* q, const T* k, const T* v, ScoreBias bias, T* out, float* softmax,
      FullAttentionShape s),
     reads(q, s.q_elements()), reads(k, s.kv_elements()), reads(v, s.kv_elements()),
     optional(reads(bias, s.batch, s.queries, s.keys)), writes(out, s.q_elements()),
     writes(softmax, s.softmax_elements()))
 /// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and what the forward
 /// pass left. dbias is only of a bias (queries, keys): for another the call throws bad_argument.
-WEFT_KERNEL(full_attention_backward,
-    (const float* dout, const float* q, const float* k, const float* v, ScoreBias bias, const float* out,
-     const float* softmax, float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s),
+WEFT_KERNEL_F32_BF16(full_attention_backward,
+    (const T* dout, const T* q, const T* k, const T* v, ScoreBias bias, const T* out,
+     const float* softmax, T* dq, T* dk, T* dv, float* dbias, FullAttentionShape s),
     reads(dout, s.q_elements()), reads(q, s.q_elements()), reads(k, s.kv_elements()),
     reads(v, s.kv_elements()), optional(reads(bias, s.batch, s.queries, s.keys)), reads(out, s.q_elements()),
     reads(softmax, s.softmax_elements()), writes(dq, s.q_elements()), writes(dk, s.kv_elements()),
@@ -363,37 +372,37 @@ WEFT_KERNEL(attention_apply_backward,
 // ---- Element by element ----
 
 /// y = x * sigmoid(x). In place: y may be x.
-WEFT_KERNEL(silu_forward, (const float* x, float* y, std::int64_t n), reads(x, n), writes(y, n))
+WEFT_KERNEL_F32_BF16(silu_forward, (const T* x, T* y, std::int64_t n), reads(x, n), writes(y, n))
 /// dx from dy. In place: dx may be dy.
-WEFT_KERNEL(silu_backward,
-    (const float* dy, const float* x, float* dx, std::int64_t n),
+WEFT_KERNEL_F32_BF16(silu_backward,
+    (const T* dy, const T* x, T* dx, std::int64_t n),
     reads(dy, n), reads(x, n), writes(dx, n))
 /// y = x Phi(x), where Phi is the distribution of the standard normal; tanh: y = x (1 + tanh(sqrt(2/pi) (x +
 /// 0.044715 x^3))) / 2. In place: y may be x. D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
-WEFT_KERNEL(gelu_forward,
-    (const float* x, float* y, std::int64_t n, GeluForm form),
+WEFT_KERNEL_F32_BF16(gelu_forward,
+    (const T* x, T* y, std::int64_t n, GeluForm form),
     reads(x, n), writes(y, n))
 /// dx from dy. In place: dx may be dy.
-WEFT_KERNEL(gelu_backward,
-    (const float* dy, const float* x, float* dx, std::int64_t n, GeluForm form),
+WEFT_KERNEL_F32_BF16(gelu_backward,
+    (const T* dy, const T* x, T* dx, std::int64_t n, GeluForm form),
     reads(dy, n), reads(x, n), writes(dx, n))
 /// y = x where x > 0, otherwise 0; NaN stays NaN. In place: y may be x.
-WEFT_KERNEL(relu_forward, (const float* x, float* y, std::int64_t n), reads(x, n), writes(y, n))
+WEFT_KERNEL_F32_BF16(relu_forward, (const T* x, T* y, std::int64_t n), reads(x, n), writes(y, n))
 /// dx = dy where y > 0, otherwise 0. In place: dx may be dy.
-WEFT_KERNEL(relu_backward,
-    (const float* dy, const float* y, float* dx, std::int64_t n),
+WEFT_KERNEL_F32_BF16(relu_backward,
+    (const T* dy, const T* y, T* dx, std::int64_t n),
     reads(dy, n), reads(y, n), writes(dx, n))
 /// out = silu(gate) * up. In place: out may be gate or up.
-WEFT_KERNEL(swiglu_forward,
-    (const float* gate, const float* up, float* out, std::int64_t n),
+WEFT_KERNEL_F32_BF16(swiglu_forward,
+    (const T* gate, const T* up, T* out, std::int64_t n),
     reads(gate, n), reads(up, n), writes(out, n))
 /// dgate and dup from dout. In place: dgate or dup may be dout, gate or up.
-WEFT_KERNEL(swiglu_backward,
-    (const float* dout, const float* gate, const float* up, float* dgate, float* dup, std::int64_t n),
+WEFT_KERNEL_F32_BF16(swiglu_backward,
+    (const T* dout, const T* gate, const T* up, T* dgate, T* dup, std::int64_t n),
     reads(dout, n), reads(gate, n), reads(up, n), writes(dgate, n), writes(dup, n))
 /// out = a + b. In place: out may be a or b.
-WEFT_KERNEL(add,
-    (const float* a, const float* b, float* out, std::int64_t n),
+WEFT_KERNEL_F32_BF16(add,
+    (const T* a, const T* b, T* out, std::int64_t n),
     reads(a, n), reads(b, n), writes(out, n))
 /// x *= factor.
 WEFT_KERNEL(scale, (float* x, float factor, std::int64_t n), updates(x, n))
@@ -401,8 +410,8 @@ WEFT_KERNEL(scale, (float* x, float factor, std::int64_t n), updates(x, n))
 WEFT_KERNEL(fill, (float* x, float value, std::int64_t n), writes(x, n))
 /// y = x * run.scale where number run.first + i of the stream is at least run.p, otherwise 0. In place: y may
 /// be x.
-WEFT_KERNEL(dropout,
-    (const float* x, float* y, std::int64_t n, const DropoutRun& run),
+WEFT_KERNEL_F32_BF16(dropout,
+    (const T* x, T* y, std::int64_t n, const DropoutRun& run),
     reads(x, n), writes(y, n))
 /// y = x, rounded to the nearest bf16.
 WEFT_KERNEL(round_to_bf16, (const float* x, bf16* y, std::int64_t n), reads(x, n), writes(y, n))

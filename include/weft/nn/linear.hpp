@@ -14,6 +14,9 @@ namespace weft {
 ///                     Partial(sum), and then dx and the gradients of weight and bias are
 ///   weight Shard(0):  x Replicate → y Shard(last), dx Partial(sum); segments of the rows are those of y
 ///   weight Shard(1):  x Shard(last) → y Partial(sum), which the boundary after the layer reduces
+/// y has the dtype of x, f32 or bf16, or that of set_output_dtype(); dx has the dtype of x. bf16 needs a
+/// weight in bf16. Sums are in f32, and are rounded once.
+///
 /// Every rank adds the bias once, after that boundary; the bias gradient is computed from dy on the same side
 /// of the boundary.
 class Linear : public WeightedLayer {
@@ -32,12 +35,14 @@ class Linear : public WeightedLayer {
   bool has_exact_rule() const override {
     return typeid(*this) == typeid(Linear) && spectral_norm() == nullptr;
   }
+  bool set_output_dtype(DType dtype) override;
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
   void finish_forward(Tensors& y, Frame& frame) override;
   void begin_backward(Inputs dy, Frame& frame) override;
+  std::optional<DType> output_;         // nullopt: as x
   std::vector<std::int64_t> segments_;  // sizes of the segments of the outputs; empty: one segment
 };
 

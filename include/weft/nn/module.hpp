@@ -215,6 +215,11 @@ class Module {
   /// whole. nullopt: the plan of its kind applies again.
   void set_own_plan(std::optional<OwnPlan> plan) { instance_plan_ = std::move(plan); }
 
+  /// From now on the module's outputs have this dtype, f32 or bf16, whatever its inputs have. Returns false,
+  /// and changes nothing, if the module has no such choice: its outputs have the dtype of its inputs. Linear
+  /// and Embedding have the choice, and modules that end in one. Throws bad_argument for another dtype.
+  virtual bool set_output_dtype(DType dtype);
+
   // --- activation checkpointing; apply_ac() (weft/train/activation_checkpointing.hpp) sets it ---
 
   struct Recompute {
@@ -371,6 +376,9 @@ class Sequential : public AnyPart<Sequential> {
   Module& append(std::string name, std::unique_ptr<Module> child);
   std::size_t size() const noexcept { return owned_.size(); }
   bool has_exact_rule() const override { return typeid(*this) == typeid(Sequential); }
+  bool set_output_dtype(DType dtype) override {
+    return !owned_.empty() && owned_.back()->set_output_dtype(dtype);
+  }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

@@ -12,22 +12,13 @@
 #include "weft/dp/bucket_reducer.hpp"
 #include "weft/mesh/mesh.hpp"
 #include "weft/nn/module.hpp"
+#include "weft/nn/precision.hpp"
 
 namespace weft {
 
 class Float8Linears;
 
-/// The dtypes in which a sharded model computes and reduces. Masters, gradients and optimizer states are f32
-/// in any case.
-struct MixedPrecision {
-  /// The dtype of gathered weights, f32 or bf16: weights are sent, and products computed, in this dtype.
-  DType param = DType::f32;
-  DType reduce = DType::f32;  ///< the dtype of gradients while ranks combine them, f32 or bf16
-  /// If `param` is bf16, the values of a sharded module's inputs are rounded to bf16, as PyTorch's cast
-  /// rounds them; but the tensors stay f32, as layers require. Integer inputs do not change.
-  bool cast_inputs = true;
-};
-/// bf16 weights and inputs, f32 reduction.
+/// bf16 weights, inputs that are rounded to bf16 and stay f32, f32 reduction.
 MixedPrecision default_mp_policy() noexcept;
 
 /// The axes over which parameters are cut, and the axes over which the shards are replicated (HSDP):

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "nn/kernels/checks.hpp"
+#include "nn/kernels/widened.hpp"
 #include "weft/host/compute.hpp"
 #include "weft/host/device_runtime.hpp"
 #include "weft/nn/kernel_rows.hpp"
@@ -27,6 +28,7 @@ class Temporary {
   Temporary(const Temporary&) = delete;
   Temporary& operator=(const Temporary&) = delete;
   operator T*() const noexcept { return data_; }
+  T* data() const noexcept { return data_; }
 
  private:
   DeviceRuntime* runtime_;
@@ -193,6 +195,16 @@ void full_attention_forward(KernelContext& ctx, const float* q, const float* k, 
                            true, s.bf16_products});
 }
 
+// ---- Products and attention in bf16, and what is between them: in f32, and rounded ----
+
+void matmul_to_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
+                    const float* bias, bf16* c, std::int64_t m, std::int64_t n, std::int64_t k) {
+  const Temporary<float> wide(ctx, m * n);
+  matmul(ctx, a, a_stored, b, b_stored, wide, m, n, k, false);
+  if (bias != nullptr) add_bias(ctx, bias, static_cast<float*>(wide), m, n);
+  round_to_bf16(ctx, wide, c, m * n);
+}
+
 }  // namespace
 }  // namespace composed
 
@@ -221,6 +233,35 @@ constexpr void each_composition(Each&& each) {
   WEFT_COMPOSED(attention_backward, &T::attention_delta, &T::attention_piece_backward_queries,
                 &T::attention_piece_backward_keys);
   WEFT_COMPOSED(full_attention_forward, &T::attention_piece_forward);
+  WEFT_COMPOSED(matmul_to_bf16, &T::matmul_bf16, &T::add_bias, &T::round_to_bf16);
+#define WEFT_WIDENED(name, ...)                                                                   \
+  each.template operator()<&T::name##_bf16, &T::widen_bf16, &T::name __VA_OPT__(, ) __VA_ARGS__>( \
+      &Widened<&T::name##_bf16, &T::name, composed::Temporary<float>>::run)
+#define WEFT_ROUNDED(name) WEFT_WIDENED(name, &T::round_to_bf16)
+  WEFT_ROUNDED(add_bias);
+  WEFT_WIDENED(bias_backward);
+  WEFT_ROUNDED(rms_norm_forward);
+  WEFT_ROUNDED(rms_norm_backward);
+  WEFT_ROUNDED(layer_norm_forward);
+  WEFT_ROUNDED(layer_norm_backward);
+  WEFT_ROUNDED(rope_forward);
+  WEFT_ROUNDED(rope_backward);
+  WEFT_ROUNDED(attention_forward);
+  WEFT_ROUNDED(attention_backward);
+  WEFT_ROUNDED(full_attention_forward);
+  WEFT_ROUNDED(full_attention_backward);
+  WEFT_ROUNDED(silu_forward);
+  WEFT_ROUNDED(silu_backward);
+  WEFT_ROUNDED(gelu_forward);
+  WEFT_ROUNDED(gelu_backward);
+  WEFT_ROUNDED(relu_forward);
+  WEFT_ROUNDED(relu_backward);
+  WEFT_ROUNDED(swiglu_forward);
+  WEFT_ROUNDED(swiglu_backward);
+  WEFT_ROUNDED(add);
+  WEFT_ROUNDED(dropout);
+#undef WEFT_ROUNDED
+#undef WEFT_WIDENED
 #undef WEFT_COMPOSED
 }
 

@@ -34,6 +34,10 @@ float* KernelContext::State::scratch(std::int64_t floats) {
   return reinterpret_cast<float*>(shared.reserve(context, static_cast<std::size_t>(floats) * sizeof(float)));
 }
 
+float* KernelContext::State::scratch_widened(std::int64_t floats) {
+  return reinterpret_cast<float*>(widened.reserve(context, static_cast<std::size_t>(floats) * sizeof(float)));
+}
+
 double* KernelContext::State::scratch_f64(std::int64_t doubles) {
   return reinterpret_cast<double*>(
       shared_f64.reserve(context, static_cast<std::size_t>(doubles) * sizeof(double)));

@@ -70,12 +70,32 @@ void strided_matmul(KernelContext::State& state, int thread, Stored a_stored, St
 void add_partial_rows(KernelContext::State& state, const float* partials, float* out, std::int64_t blocks,
                       std::int64_t dim);
 
-// The kernels of the CPU, declared from the list.
+// The kernels of the CPU, declared from the list. A kernel of two elements is a template. The file that
+// defines it instantiates it, WEFT_KERNEL_OF_BOTH(add), or each element has its own code, as stated below.
+#define WEFT_PARAMETERS(...) __VA_ARGS__
 #define WEFT_KERNEL(name, ...) detail::KernelOf::name<float> name;
-#define WEFT_KERNEL_F32_BF16(name, ...) \
-  detail::KernelOf::name<float> name;   \
-  detail::KernelOf::name<bf16> name##_bf16;
+#define WEFT_KERNEL_F32_BF16(name, parameters, ...) \
+  template <class T>                                \
+  void name(KernelContext& ctx, WEFT_PARAMETERS parameters);
 #include "weft/nn/kernels.inl"
+#undef WEFT_PARAMETERS
+#define WEFT_KERNEL_OF_BOTH(name)                     \
+  template detail::KernelOf::name<float> name<float>; \
+  template detail::KernelOf::name<bf16> name<bf16>
+#define WEFT_KERNEL_OF_EACH(name)            \
+  template <>                                \
+  detail::KernelOf::name<float> name<float>; \
+  template <>                                \
+  detail::KernelOf::name<bf16> name<bf16>
+WEFT_KERNEL_OF_EACH(matmul);
+WEFT_KERNEL_OF_EACH(tree_matmul);
+WEFT_KERNEL_OF_EACH(linear_forward);
+WEFT_KERNEL_OF_EACH(embedding_forward);
+WEFT_KERNEL_OF_EACH(attention_forward);
+WEFT_KERNEL_OF_EACH(attention_backward);
+WEFT_KERNEL_OF_EACH(full_attention_forward);
+WEFT_KERNEL_OF_EACH(full_attention_backward);
+#undef WEFT_KERNEL_OF_EACH
 
 }  // namespace cpu
 

@@ -7,10 +7,9 @@
 namespace weft::kernels::cpu {
 namespace {
 
-WEFT_CPU_CLONES(void, add_range, (const float* a, const float* b, float* out, std::int64_t n),
-                (a, b, out, n)) {
+WEFT_CPU_CLONES_OF_T(void, add_range, (const T* a, const T* b, T* out, std::int64_t n), (a, b, out, n)) {
 #pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+  for (std::int64_t i = 0; i < n; ++i) out[i] = T(wide(a[i]) + wide(b[i]));
 }
 
 WEFT_CPU_CLONES(void, scale_range, (float* x, float factor, std::int64_t n), (x, factor, n)) {
@@ -37,7 +36,8 @@ WEFT_CPU_CLONES(double, squares_of_range, (const float* x, std::int64_t n), (x, 
 
 }  // namespace
 
-void add(KernelContext& ctx, const float* a, const float* b, float* out, std::int64_t n) {
+template <class T>
+void add(KernelContext& ctx, const T* a, const T* b, T* out, std::int64_t n) {
   parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
     add_range(a + begin, b + begin, out + begin, end - begin);
   });
@@ -53,14 +53,16 @@ void fill(KernelContext& ctx, float* x, float value, std::int64_t n) {
                   [&](std::int64_t begin, std::int64_t end) { std::fill(x + begin, x + end, value); });
 }
 
-void dropout(KernelContext& ctx, const float* x, float* y, std::int64_t n, const DropoutRun& run) {
+template <class T>
+void dropout(KernelContext& ctx, const T* x, T* y, std::int64_t n, const DropoutRun& run) {
   parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
     constexpr std::int64_t kAtOnce = 256;
     float numbers[kAtOnce];
     for (std::int64_t at = begin; at < end; at += kAtOnce) {
       const std::int64_t count = std::min(kAtOnce, end - at);
       run.stream.uniform(run.first + static_cast<std::uint64_t>(at), count, numbers);
-      for (std::int64_t i = 0; i < count; ++i) y[at + i] = numbers[i] >= run.p ? x[at + i] * run.scale : 0.0f;
+      for (std::int64_t i = 0; i < count; ++i)
+        y[at + i] = T(numbers[i] >= run.p ? wide(x[at + i]) * run.scale : 0.0f);
     }
   });
 }
@@ -88,5 +90,8 @@ void sum_of_squares(KernelContext& ctx, const float* x, double* sum, std::int64_
   for (std::int64_t block = 0; block < blocks; ++block) total += partials[block];
   *sum = total;
 }
+
+WEFT_KERNEL_OF_BOTH(add);
+WEFT_KERNEL_OF_BOTH(dropout);
 
 }  // namespace weft::kernels::cpu

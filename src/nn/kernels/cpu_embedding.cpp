@@ -40,14 +40,16 @@ void look_up(KernelContext& ctx, const std::int64_t* ids, const T* table, float*
 
 }  // namespace
 
-void embedding_forward(KernelContext& ctx, const std::int64_t* ids, const float* table, float* y,
-                       std::int64_t tokens, VocabPart vocab, std::int64_t dim) {
+template <>
+void embedding_forward<float>(KernelContext& ctx, const std::int64_t* ids, const float* table, float* y,
+                              std::int64_t tokens, VocabPart vocab, std::int64_t dim) {
   look_up(ctx, ids, table, y, tokens, vocab, dim,
           [dim](const float* row, float* to) { std::copy_n(row, dim, to); });
 }
 
-void embedding_forward_bf16(KernelContext& ctx, const std::int64_t* ids, const bf16* table, float* y,
-                            std::int64_t tokens, VocabPart vocab, std::int64_t dim) {
+template <>
+void embedding_forward<bf16>(KernelContext& ctx, const std::int64_t* ids, const bf16* table, float* y,
+                             std::int64_t tokens, VocabPart vocab, std::int64_t dim) {
   look_up(ctx, ids, table, y, tokens, vocab, dim, [dim](const bf16* row, float* to) {
     std::transform(row, row + dim, to, [](bf16 x) { return static_cast<float>(x); });
   });

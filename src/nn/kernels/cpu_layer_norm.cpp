@@ -12,50 +12,52 @@
 namespace weft::kernels::cpu {
 namespace {
 
-WEFT_CPU_CLONES(void, forward_rows,
-                (const float* x, const float* weight, const float* bias, float* y, float* mean,
-                 float* inv_std, std::int64_t rows, std::int64_t dim, float eps),
-                (x, weight, bias, y, mean, inv_std, rows, dim, eps)) {
+WEFT_CPU_CLONES_OF_T(void, forward_rows,
+                     (const T* x, const float* weight, const float* bias, T* y, float* mean, float* inv_std,
+                      std::int64_t rows, std::int64_t dim, float eps),
+                     (x, weight, bias, y, mean, inv_std, rows, dim, eps)) {
   const float count = static_cast<float>(std::max<std::int64_t>(dim, 1));  // an empty sum has the mean 0
   for (std::int64_t row = 0; row < rows; ++row) {
-    const float* in = x + row * dim;
-    float* out = y + row * dim;
-    const float middle = lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE { return in[i]; }) / count;
+    const T* in = x + row * dim;
+    T* out = y + row * dim;
+    const float middle =
+        lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE { return wide(in[i]); }) / count;
     const float squares = lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE {
-      const float off = in[i] - middle;
+      const float off = wide(in[i]) - middle;
       return off * off;
     });
     const float inv = 1.0f / std::sqrt(squares / count + eps);
     mean[row] = middle;
     inv_std[row] = inv;
 #pragma GCC ivdep
-    for (std::int64_t i = 0; i < dim; ++i) out[i] = (in[i] - middle) * inv * weight[i] + bias[i];
+    for (std::int64_t i = 0; i < dim; ++i) out[i] = T((wide(in[i]) - middle) * inv * weight[i] + bias[i]);
   }
 }
 
 // dweight, dbias: (dim), overwritten with the sums over these rows
-WEFT_CPU_CLONES(void, backward_rows,
-                (const float* dy, const float* x, const float* weight, const float* mean,
-                 const float* inv_std, float* dx, float* dweight, float* dbias, std::int64_t rows,
-                 std::int64_t dim),
-                (dy, x, weight, mean, inv_std, dx, dweight, dbias, rows, dim)) {
+WEFT_CPU_CLONES_OF_T(void, backward_rows,
+                     (const T* dy, const T* x, const float* weight, const float* mean, const float* inv_std,
+                      T* dx, float* dweight, float* dbias, std::int64_t rows, std::int64_t dim),
+                     (dy, x, weight, mean, inv_std, dx, dweight, dbias, rows, dim)) {
   std::memset(dweight, 0, sizeof(float) * static_cast<std::size_t>(dim));
   std::memset(dbias, 0, sizeof(float) * static_cast<std::size_t>(dim));
   for (std::int64_t row = 0; row < rows; ++row) {
-    const float* dout = dy + row * dim;
-    const float* in = x + row * dim;
-    float* din = dx + row * dim;
+    const T* dout = dy + row * dim;
+    const T* in = x + row * dim;
+    T* din = dx + row * dim;
     const float middle = mean[row], inv = inv_std[row];
-    const float sum = lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE { return dout[i] * weight[i]; });
-    const float dot = lane_sum<float>(
-        dim, [&](std::int64_t i) WEFT_INLINE { return dout[i] * weight[i] * ((in[i] - middle) * inv); });
+    const float sum =
+        lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE { return wide(dout[i]) * weight[i]; });
+    const float dot = lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE {
+      return wide(dout[i]) * weight[i] * ((wide(in[i]) - middle) * inv);
+    });
     const float mean_sum = sum / static_cast<float>(dim), mean_dot = dot / static_cast<float>(dim);
 #pragma GCC ivdep
     for (std::int64_t i = 0; i < dim; ++i) {
-      const float d = dout[i], normal = (in[i] - middle) * inv;
+      const float d = wide(dout[i]), normal = (wide(in[i]) - middle) * inv;
       dweight[i] += d * normal;
       dbias[i] += d;
-      din[i] = inv * (d * weight[i] - mean_sum - normal * mean_dot);
+      din[i] = T(inv * (d * weight[i] - mean_sum - normal * mean_dot));
     }
   }
 }
@@ -147,7 +149,8 @@ void each_tile(KernelContext::State& state, const MapShape& s, Body&& body) {
 
 }  // namespace
 
-void layer_norm_forward(KernelContext& ctx, const float* x, const float* weight, const float* bias, float* y,
+template <class T>
+void layer_norm_forward(KernelContext& ctx, const T* x, const float* weight, const float* bias, T* y,
                         float* mean, float* inv_std, std::int64_t rows, std::int64_t dim, float eps) {
   parallel_blocks(ctx.state(), rows, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
     forward_rows(x + begin * dim, weight, bias, y + begin * dim, mean + begin, inv_std + begin, end - begin,
@@ -155,9 +158,10 @@ void layer_norm_forward(KernelContext& ctx, const float* x, const float* weight,
   });
 }
 
-void layer_norm_backward(KernelContext& ctx, const float* dy, const float* x, const float* weight,
-                         const float* mean, const float* inv_std, float* dx, float* dweight, float* dbias,
-                         std::int64_t rows, std::int64_t dim) {
+template <class T>
+void layer_norm_backward(KernelContext& ctx, const T* dy, const T* x, const float* weight, const float* mean,
+                         const float* inv_std, T* dx, float* dweight, float* dbias, std::int64_t rows,
+                         std::int64_t dim) {
   KernelContext::State& state = ctx.state();
   const std::int64_t blocks = blocks_of(rows, kRowBlock);
   float* const weights = state.scratch(2 * blocks * dim);  // (blocks, dim), and the same of biases
@@ -170,6 +174,9 @@ void layer_norm_backward(KernelContext& ctx, const float* dy, const float* x, co
   add_partial_rows(state, weights, dweight, blocks, dim);
   add_partial_rows(state, biases, dbias, blocks, dim);
 }
+
+WEFT_KERNEL_OF_BOTH(layer_norm_forward);
+WEFT_KERNEL_OF_BOTH(layer_norm_backward);
 
 void channel_norm_forward(KernelContext& ctx, const float* x, const float* weight, const float* bias,
                           float* y, float* mean, float* inv_std, MapShape s, float eps) {

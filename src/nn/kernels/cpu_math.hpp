@@ -10,6 +10,12 @@
 
 namespace weft::kernels {
 
+/// An element, float or bf16, in the form in which kernels compute with it.
+template <class T>
+WEFT_INLINE inline float wide(T x) {
+  return static_cast<float>(x);
+}
+
 /// e^x in f32, within 1.1 ulp (measured over the whole range: 1.03). Results below 2^-124.8 (x < -86.5) are
 /// 0, results above the largest float are infinity; NaN stays NaN.
 ///

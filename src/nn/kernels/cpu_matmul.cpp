@@ -55,11 +55,17 @@ void product(KernelContext::State& state, const gemm::Kernel& kernel, const gemm
     if (pieces.of_rows) {
       part.m = std::min(pieces.size, p.m - begin);
       part.a = p.a.at(begin, 0);
-      part.c = p.c + begin * p.ldc;
+      if (p.c_bf16 != nullptr)
+        part.c_bf16 = p.c_bf16 + begin * p.ldc;
+      else
+        part.c = p.c + begin * p.ldc;
     } else {
       part.n = std::min(pieces.size, p.n - begin);
       part.b = p.b.at(0, begin);
-      part.c = p.c + begin;
+      if (p.c_bf16 != nullptr)
+        part.c_bf16 = p.c_bf16 + begin;
+      else
+        part.c = p.c + begin;
       if (p.bias != nullptr) part.bias = p.bias + begin;
       if (p.packed_b != nullptr) part.packed_b = p.packed_b + kernel.packed_floats(begin, p.k);
     }
@@ -76,13 +82,13 @@ void copy_to_rows(KernelContext::State& state, const float* row, float* y, std::
 }
 
 // partial = the sum of rows of x. x: (rows, dim), partial: (dim)
-WEFT_CPU_CLONES(void, sum_rows, (const float* x, float* partial, std::int64_t rows, std::int64_t dim),
-                (x, partial, rows, dim)) {
+WEFT_CPU_CLONES_OF_T(void, sum_rows, (const T* x, float* partial, std::int64_t rows, std::int64_t dim),
+                     (x, partial, rows, dim)) {
   std::memset(partial, 0, sizeof(float) * static_cast<std::size_t>(dim));
   for (std::int64_t row = 0; row < rows; ++row) {
-    const float* from = x + row * dim;
+    const T* from = x + row * dim;
 #pragma GCC ivdep
-    for (std::int64_t i = 0; i < dim; ++i) partial[i] += from[i];
+    for (std::int64_t i = 0; i < dim; ++i) partial[i] += wide(from[i]);
   }
 }
 
@@ -193,8 +199,9 @@ void tree_product(KernelContext::State& state, const gemm::Kernel& kernel, const
 
 }  // namespace
 
-void tree_matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored,
-                 float* c, std::int64_t m, std::int64_t n, std::int64_t k, ProductTree tree) {
+template <>
+void tree_matmul<float>(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored,
+                        float* c, std::int64_t m, std::int64_t n, std::int64_t k, ProductTree tree) {
   KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
@@ -202,8 +209,9 @@ void tree_matmul(KernelContext& ctx, const float* a, Stored a_stored, const floa
                k, tree);
 }
 
-void tree_matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
-                      float* c, std::int64_t m, std::int64_t n, std::int64_t k, ProductTree tree) {
+template <>
+void tree_matmul<bf16>(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
+                       float* c, std::int64_t m, std::int64_t n, std::int64_t k, ProductTree tree) {
   KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
@@ -232,8 +240,9 @@ void strided_matmul(KernelContext::State& state, int thread, Stored a_stored, St
       state.product_scratch(thread));
 }
 
-void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored, float* c,
-            std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
+template <>
+void matmul<float>(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored,
+                   float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
   if (m == 0 || n == 0) return;
   if (k == 0) {
     if (!accumulate) fill(ctx, c, 0.0f, m * n);
@@ -249,26 +258,34 @@ void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b,
 
 namespace {
 
-// c = a b, a b + bias or c += a b; bias: (n) or null.
+// c = a b, a b + bias or c += a b; bias: (n) or null; c: in f32, or in bf16 if `c_bf16` is not null.
 void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const WeightMatrix& b, Stored b_stored,
                    const float* bias, float* c, std::int64_t m, std::int64_t n, std::int64_t k,
-                   bool accumulate) {
+                   bool accumulate, bf16* c_bf16 = nullptr) {
   KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
   const gemm::Matrix of_b = matrix(b.data, true, b_stored, ldb);
   product(state, *state.bf16,
           {matrix(a, true, a_stored, lda), of_b, c, n, m, n, k, 1.0f, accumulate, bias,
-           state.packed.find(state, of_b, b, k, n)});
+           state.packed.find(state, of_b, b, k, n), c_bf16 == nullptr ? nullptr : &c_bf16->bits});
 }
 
 }  // namespace
 
-void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
-                 float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
+template <>
+void matmul<bf16>(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
+                  float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
   if (m == 0 || n == 0) return;
   if (k > 0) return multiply_bf16(ctx, a, a_stored, b, b_stored, nullptr, c, m, n, k, accumulate);
   if (!accumulate) fill(ctx, c, 0.0f, m * n);
+}
+
+void matmul_to_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
+                    const float* bias, bf16* c, std::int64_t m, std::int64_t n, std::int64_t k) {
+  if (m == 0 || n == 0) return;
+  if (k > 0) return multiply_bf16(ctx, a, a_stored, b, b_stored, bias, nullptr, m, n, k, false, c);
+  for (std::int64_t i = 0; i < m * n; ++i) c[i] = bf16(bias == nullptr ? 0.0f : bias[i % n]);
 }
 
 namespace {
@@ -283,8 +300,9 @@ void without_terms(KernelContext& ctx, const float* bias, float* y, LinearShape 
 
 }  // namespace
 
-void linear_forward(KernelContext& ctx, const float* x, const float* w, const float* bias, float* y,
-                    LinearShape s) {
+template <>
+void linear_forward<float>(KernelContext& ctx, const float* x, const float* w, const float* bias, float* y,
+                           LinearShape s) {
   KernelContext::State& state = ctx.state();
   if (s.tokens > 0 && s.out > 0 && s.in > 0)
     return product(state, *state.f32,
@@ -293,8 +311,9 @@ void linear_forward(KernelContext& ctx, const float* x, const float* w, const fl
   without_terms(ctx, bias, y, s);
 }
 
-void linear_forward_bf16(KernelContext& ctx, const bf16* x, WeightMatrix w, const float* bias, float* y,
-                         LinearShape s) {
+template <>
+void linear_forward<bf16>(KernelContext& ctx, const bf16* x, WeightMatrix w, const float* bias, float* y,
+                          LinearShape s) {
   if (s.tokens > 0 && s.out > 0 && s.in > 0)
     return multiply_bf16(ctx, x, Stored::plain, w, Stored::transposed, bias, y, s.tokens, s.out, s.in, false);
   without_terms(ctx, bias, y, s);
@@ -310,16 +329,19 @@ void linear_backward_weight(KernelContext& ctx, const float* dy, const float* x,
   if (dbias != nullptr) bias_backward(ctx, dy, dbias, s.tokens, s.out);
 }
 
-void add_bias(KernelContext& ctx, const float* bias, float* y, std::int64_t tokens, std::int64_t out) {
+template <class T>
+void add_bias(KernelContext& ctx, const float* bias, T* y, std::int64_t tokens, std::int64_t out) {
   if (out == 0) return;
   parallel_blocks(ctx.state(), tokens, std::max<std::int64_t>(1, kElementBlock / out),
                   [&](std::int64_t begin, std::int64_t end) {
                     for (std::int64_t t = begin; t < end; ++t)
-                      for (std::int64_t i = 0; i < out; ++i) y[t * out + i] += bias[i];
+                      for (std::int64_t i = 0; i < out; ++i)
+                        y[t * out + i] = T(wide(y[t * out + i]) + bias[i]);
                   });
 }
 
-void bias_backward(KernelContext& ctx, const float* dy, float* dbias, std::int64_t tokens, std::int64_t out) {
+template <class T>
+void bias_backward(KernelContext& ctx, const T* dy, float* dbias, std::int64_t tokens, std::int64_t out) {
   KernelContext::State& state = ctx.state();
   const std::int64_t blocks = blocks_of(tokens, kRowBlock);
   float* partials = state.scratch(blocks * out);
@@ -328,5 +350,8 @@ void bias_backward(KernelContext& ctx, const float* dy, float* dbias, std::int64
   });
   add_partial_rows(state, partials, dbias, blocks, out);
 }
+
+WEFT_KERNEL_OF_BOTH(add_bias);
+WEFT_KERNEL_OF_BOTH(bias_backward);
 
 }  // namespace weft::kernels::cpu

@@ -10,24 +10,25 @@ namespace {
 
 // One position: every head's pairs (i, i + half) rotate by the same angles. direction is 1, or -1 for the
 // inverse rotation.
-WEFT_CPU_CLONES(void, turn,
-                (const float* x, const float* cosine, const float* sine, float direction, float* y,
-                 std::int64_t heads, std::int64_t half),
-                (x, cosine, sine, direction, y, heads, half)) {
+WEFT_CPU_CLONES_OF_T(void, turn,
+                     (const T* x, const float* cosine, const float* sine, float direction, T* y,
+                      std::int64_t heads, std::int64_t half),
+                     (x, cosine, sine, direction, y, heads, half)) {
   for (std::int64_t head = 0; head < heads; ++head) {
-    const float* in = x + head * 2 * half;
-    float* out = y + head * 2 * half;
+    const T* in = x + head * 2 * half;
+    T* out = y + head * 2 * half;
 #pragma GCC ivdep
     for (std::int64_t i = 0; i < half; ++i) {
-      const float low = in[i], high = in[i + half], turned_sine = direction * sine[i];
-      out[i] = low * cosine[i] - high * turned_sine;
-      out[i + half] = high * cosine[i] + low * turned_sine;
+      const float low = wide(in[i]), high = wide(in[i + half]), turned_sine = direction * sine[i];
+      out[i] = T(low * cosine[i] - high * turned_sine);
+      out[i + half] = T(high * cosine[i] + low * turned_sine);
     }
   }
 }
 
-void turn_all(KernelContext& ctx, const float* x, const float* cosine, const float* sine, float direction,
-              float* y, RopeShape s) {
+template <class T>
+void turn_all(KernelContext& ctx, const T* x, const float* cosine, const float* sine, float direction, T* y,
+              RopeShape s) {
   const std::int64_t half = s.head_dim / 2, row = s.heads * s.head_dim;
   parallel_blocks(ctx.state(), s.batch * s.seq, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t t = begin; t < end; ++t) {
@@ -40,15 +41,19 @@ void turn_all(KernelContext& ctx, const float* x, const float* cosine, const flo
 
 }  // namespace
 
-void rope_forward(KernelContext& ctx, const float* x, const float* cosine, const float* sine, float* y,
-                  RopeShape s) {
+template <class T>
+void rope_forward(KernelContext& ctx, const T* x, const float* cosine, const float* sine, T* y, RopeShape s) {
   turn_all(ctx, x, cosine, sine, 1.0f, y, s);
 }
 
-void rope_backward(KernelContext& ctx, const float* dy, const float* cosine, const float* sine, float* dx,
+template <class T>
+void rope_backward(KernelContext& ctx, const T* dy, const float* cosine, const float* sine, T* dx,
                    RopeShape s) {
   turn_all(ctx, dy, cosine, sine, -1.0f, dx, s);
 }
+
+WEFT_KERNEL_OF_BOTH(rope_forward);
+WEFT_KERNEL_OF_BOTH(rope_backward);
 
 }  // namespace weft::kernels::cpu
 

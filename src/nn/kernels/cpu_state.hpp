@@ -19,6 +19,8 @@ struct KernelContext::State {
   /// Scratch memory for the whole call; valid until the next request. Its contents are undefined.
   float* scratch(std::int64_t floats);
   double* scratch_f64(std::int64_t doubles);
+  /// Like scratch(), for operands in bf16 that a kernel of f32 gets widened: that kernel may call scratch().
+  float* scratch_widened(std::int64_t floats);
   /// Scratch memory of one of the threads of a parallel_for. Call reserve_per_thread before it.
   void reserve_per_thread(std::int64_t floats);
   float* thread_scratch(int thread) { return per_thread[static_cast<std::size_t>(thread)].floats(); }
@@ -31,7 +33,7 @@ struct KernelContext::State {
   Context* context;
   const gemm::Kernel *f32, *bf16;  // the best products that this CPU has; tests choose others
   PackedWeights packed;
-  Scratch shared, shared_f64;
+  Scratch shared, shared_f64, widened;
   std::vector<Scratch> per_thread, per_product;
 };
 

@@ -62,7 +62,7 @@ class WholeTables {
 const KernelTable& cpu_table() noexcept {
   static constexpr KernelTable table{
 #define WEFT_KERNEL(name, ...) .name = &cpu::name,
-#define WEFT_KERNEL_F32_BF16(name, ...) .name = &cpu::name, .name##_bf16 = &cpu::name##_bf16,
+#define WEFT_KERNEL_F32_BF16(name, ...) .name = &cpu::name<float>, .name##_bf16 = &cpu::name<bf16>,
 #include "weft/nn/kernels.inl"
   };
   return table;

@@ -91,10 +91,7 @@ void expect_fit(const Parameter& p, const ShardAxes& axes, DType dtype) {
 }
 
 void expect_options(const FullyShardOptions& options, int ranks) {
-  for (const auto& [what, dtype] :
-       {std::pair("param", options.precision.param), std::pair("reduce", options.precision.reduce)})
-    if (!is_weight_dtype(dtype))
-      bad(fmt::format("options.precision.{} is {}; expected {}", what, name(dtype), kWeightDTypeNames));
+  expect_precision(options.precision, "fully_shard: options.precision");
   reshard_ranks(options.reshard_after_forward, ranks);
 }
 
@@ -111,7 +108,7 @@ void expect_float8(const std::vector<Parameter*>& parameters, const Float8Linear
 
 }  // namespace
 
-MixedPrecision default_mp_policy() noexcept { return {DType::bf16, DType::f32, true}; }
+MixedPrecision default_mp_policy() noexcept { return {.param = DType::bf16}; }
 
 struct FullySharded::Impl {
   Impl(Module& root, const ShardAxes& axes_in, const FullyShardOptions& options) : axes(axes_in) {
@@ -138,6 +135,7 @@ struct FullySharded::Impl {
     for (ModuleBuffer* b : root.buffers())
       if (b->layout() == nullptr && !b->materialised())
         b->set_layout(replicated_layout(axes.shard, b->global_shape()));
+    set_activations(root, options.precision);
     passes.emplace(std::move(blocks), axes, options);
     passes->listen();
   }

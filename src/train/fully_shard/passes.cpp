@@ -63,7 +63,8 @@ void ShardPasses::listen() {
     for (const Module::HookPoint point : {Module::HookPoint::post_forward, Module::HookPoint::post_backward})
       hooks_.push_back(
           module.add_hook(point, [this, block](Module&, Tensors&, Frame&) { completed(*block); }));
-    if (options_.precision.param == DType::bf16 && options_.precision.cast_inputs)
+    const MixedPrecision& p = options_.precision;
+    if (p.param == DType::bf16 && p.activations == DType::f32 && p.cast_inputs)
       hooks_.push_back(module.add_hook(Module::HookPoint::pre_forward,
                                        [this](Module&, Tensors& x, Frame& f) { round_inputs(x, f); }));
   }

@@ -328,9 +328,10 @@ void finish_bias(KernelContext::State& state, const float* partials, float* dbia
 
 }  // namespace
 
-void attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k, const float* v,
-                        const float* out, const float* softmax, float* dq, float* dk, float* dv,
-                        AttentionShape s) {
+template <>
+void attention_backward<float>(KernelContext& ctx, const float* dout, const float* q, const float* k,
+                               const float* v, const float* out, const float* softmax, float* dq, float* dk,
+                               float* dv, AttentionShape s) {
   check_heads("attention_backward", s);
   KernelContext::State& state = ctx.state();
   const Sizes of = sizes(s);
@@ -344,9 +345,10 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
                [&](std::int64_t task, int thread) { backward.run(state, thread, task, nullptr); });
 }
 
-void full_attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k,
-                             const float* v, ScoreBias bias, const float* out, const float* softmax,
-                             float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s) {
+template <>
+void full_attention_backward<float>(KernelContext& ctx, const float* dout, const float* q, const float* k,
+                                    const float* v, ScoreBias bias, const float* out, const float* softmax,
+                                    float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s) {
   check_heads("full_attention_backward", s);
   if (dbias != nullptr && (bias.of_each_sample || !bias.of_each_query))
     throw Error(ErrorCode::bad_argument,

@@ -213,14 +213,16 @@ void forward(KernelContext::State& state, const float* q, const float* k, const 
 
 }  // namespace
 
-void attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
-                       float* softmax, AttentionShape s) {
+template <>
+void attention_forward<float>(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
+                              float* softmax, AttentionShape s) {
   check_heads("attention_forward", s);
   forward(ctx.state(), q, k, v, {}, out, softmax, sizes(s));
 }
 
-void full_attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v,
-                            ScoreBias bias, float* out, float* softmax, FullAttentionShape s) {
+template <>
+void full_attention_forward<float>(KernelContext& ctx, const float* q, const float* k, const float* v,
+                                   ScoreBias bias, float* out, float* softmax, FullAttentionShape s) {
   check_heads("full_attention_forward", s);
   float* const scratch = ctx.state().scratch(KeyBias::floats(bias, sizes(s)));
   forward(ctx.state(), q, k, v, KeyBias::of(bias, sizes(s), scratch), out, softmax, sizes(s));
