@@ -156,8 +156,6 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
   for (Parameter* p : built_.model->parameters()) p->set_dtype(options_.dtype);
   if (options_.activations == DType::bf16 && options_.dtype != DType::bf16)
     refuse("options.activations is bf16 and options.dtype f32; expected bf16 of both");
-  if (options_.activations != DType::f32 && options_.float8)
-    refuse("options.activations is bf16; expected f32, since float8 layers do not take bf16 yet");
   if (options_.data == DataForm::ddp)
     set_activations(*built_.model, {.param = options_.dtype, .activations = options_.activations});
   freeze(*built_.model, options_.frozen);

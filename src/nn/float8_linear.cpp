@@ -200,8 +200,9 @@ Scaled Float8LinearPasses::weight(Frame& frame, const Linear& layer, Float8Linea
 void Float8LinearPasses::keep(Frame& frame, const Linear& layer, const Tensor& x,
                               const std::vector<float>& scales) const {
   if (!frame.keeps()) return;
+  const Tensor of_x = frame.compute().make({0}, x.dtype());  // the dtype of dx
   if (recipe() == Float8Recipe::rowwise_gw_hp) {
-    frame.push(layer, {rounded_to_bf16(frame, x)});
+    frame.push(layer, {cast(frame, x, DType::bf16), of_x});
     return;
   }
   const Granularity granularity = tensorwise() ? Granularity::tensorwise : Granularity::columnwise;
@@ -211,7 +212,7 @@ void Float8LinearPasses::keep(Frame& frame, const Linear& layer, const Tensor& x
   float8::quantise(frame.kernels(), x, granularity, of_columns.data(), codes);
   const Tensor kept = frame.compute().make({static_cast<std::int64_t>(of_columns.size())});
   std::ranges::copy(of_columns, kept.f32().begin());
-  frame.push(layer, {codes, kept});
+  frame.push(layer, {codes, of_x, kept});
 }
 
 // The layer may have been converted, or restored, since the forward pass.
@@ -233,7 +234,7 @@ Tensors Float8LinearPasses::forward(Module& module, Inputs inputs, Frame& frame)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("\"{}\": got {} inputs; expected 1", layer.path(), inputs.size()));
   const Tensor x = layouts::beside(layer, "x", inputs[0], *layer.weight);
-  expect_dtype(layouts::named(layer, "x"), x, DType::f32);
+  expect_activation(layouts::named(layer, "x"), x);
   const Tensor& stored = layer.weight->weight();
   const LayoutRef layout = layouts::linear_output(layouts::named(layer, "x"), x.layout(), stored.layout());
   const std::int64_t in = stored.size(1), out = stored.size(0);
@@ -243,6 +244,7 @@ Tensors Float8LinearPasses::forward(Module& module, Inputs inputs, Frame& frame)
         fmt::format("{} is {}; expected {} features (the second dimension of weight {})",
                     layouts::named(layer, "x").text(), to_string(x.shape()), in, to_string(stored.shape())));
   const Memory memory = layer.after().empty() ? Memory::local : Memory::shared;
+  const DType of_y = layer.output_dtype().value_or(x.dtype());
   const Tensor y =
       frame.compute().make(layouts::with_last(x.shape(), out), DType::f32, memory).with_layout(layout);
   const bool add_bias_here = layer.bias && !row_parallel(*layer.weight);
@@ -262,7 +264,7 @@ Tensors Float8LinearPasses::forward(Module& module, Inputs inputs, Frame& frame)
   float8::rescale(frame.kernels(), result, size, {of_x.scales.data(), !tensorwise()},
                   {of_w.scales.data(), !tensorwise()}, b ? b.data_ptr<float>() : nullptr, result, false);
   keep(frame, layer, x, of_x.scales);
-  return {y};
+  return {cast(frame, y, of_y)};
 }
 
 Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& frame) const {
@@ -276,7 +278,8 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
   const Tensor& dy = gradients[0];
   const std::int64_t in = stored.size(1), out = stored.size(0);
   expect_gradient(layer, dy, layouts::with_last(x.shape(), out),
-                  expected_gradient(layouts::gradient_of_output(y_layout), of_w, dy.layout()));
+                  expected_gradient(layouts::gradient_of_output(y_layout), of_w, dy.layout()),
+                  layer.output_dtype().value_or(kept[1].dtype()));
   if (layer.bias && !row_parallel(*layer.weight)) accumulate_bias_of(layer, frame, *layer.bias, dy);
 
   const std::int64_t tokens = float8::matrix_size(x.shape()).rows;
@@ -288,7 +291,7 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
   if (layer.weight->trainable()) {
     const Scaled columns = tensorwise() ? rows
                            : in_high_precision
-                               ? Scaled{rounded_to_bf16(frame, dy), {}}
+                               ? Scaled{cast(frame, dy, DType::bf16), {}}
                                : scaled(frame, layer, dy, Granularity::columnwise, DType::f8e4m3, true);
     const LayoutRef of_dw = layouts::partial_as(layouts::gradient_of(of_w, x.layout(), last), dy.layout());
     frame.later([&layer, kept, columns, of_dw, in, out, tokens, in_high_precision, each = !tensorwise(),
@@ -307,7 +310,7 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
         const Tensor product = add ? f.compute().make(dw.shape()) : dw;
         multiplied(values, product, false);
         float8::rescale(f.kernels(), product.data_ptr<float>(), {out, in}, {columns.scales.data(), each},
-                        {kept[1].data_ptr<float>(), each}, nullptr, dw.data_ptr<float>(), add);
+                        {kept[2].data_ptr<float>(), each}, nullptr, dw.data_ptr<float>(), add);
       });
     });
   }
@@ -326,7 +329,7 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
   float* const result = dx.data_ptr<float>();
   float8::rescale(frame.kernels(), result, {tokens, in}, {rows.scales.data(), !tensorwise()},
                   {w.scales.data(), each_column}, nullptr, result, false);
-  return {dx};
+  return {cast(frame, dx, kept[1].dtype())};
 }
 
 Float8Linears::Float8Linears(const Float8LinearOptions& options) : options_(options) {}

@@ -116,7 +116,7 @@ TEST(Bf16Activations, TrainLikeF32) {
     });
 }
 
-TEST(Bf16Activations, NeedWeightsInBf16AndNoFloat8) {
+TEST(Bf16Activations, NeedWeightsInBf16) {
   Context context;
   Compute compute(context, 1);
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 1}}, 0);
@@ -126,10 +126,6 @@ TEST(Bf16Activations, NeedWeightsInBf16AndNoFloat8) {
   };
   EXPECT_EQ(refused({.activations = DType::bf16}),
             "build_parallel_model: options.activations is bf16 and options.dtype f32; expected bf16 of both");
-  EXPECT_EQ(
-      refused({.dtype = DType::bf16, .activations = DType::bf16, .float8 = Float8Recipe::tensorwise}),
-      "build_parallel_model: options.activations is bf16; expected f32, since float8 layers do not take bf16 "
-      "yet");
 }
 
 }  // namespace

@@ -103,6 +103,21 @@ TEST(Float8Transformer, LearnsOnEveryMesh) {
   });
 }
 
+TEST(Float8Transformer, LearnsWithActivationsInBf16) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    for (const DataForm form : {DataForm::ddp, DataForm::fsdp}) {
+      const MeshShape shape{{"dp", 2}, {"tp", 2}};
+      const BuildOptions half{.data = form, .seed = 5, .dtype = DType::bf16, .activations = DType::bf16};
+      const double plain = losses(rank, shape, half).back();
+      for (const Float8Recipe recipe : kRecipes) {
+        BuildOptions options = half;
+        options.float8 = recipe;
+        EXPECT_NEAR(losses(rank, shape, options).back(), plain, 0.15 * plain) << name(recipe);
+      }
+    }
+  });
+}
+
 // With scales of the whole, meshes differ by the order of sums alone.
 TEST(Float8Transformer, ScalesOfTheWholeGiveTheLossesOfOneRank) {
   for (const Float8Recipe recipe : kRecipes) {

@@ -65,10 +65,11 @@ struct Float8LinearOptions {
 ///
 /// A converted Linear keeps its type, paths, parameters, layouts and boundaries. y = x wᵀ + b with x and w
 /// cast to float8; the product is summed in f32 (in bf16's products, which hold each value exactly) and
-/// multiplied by the reciprocals of the scales; the bias is added in f32. dx and dw in the same way; db is
-/// the sum of dy, which is not cast. Boundaries before and after the layer, which cross ranks, are not
-/// float8. On its Frame the layer keeps exactly what dw needs: tensorwise: the codes of x; rowwise: codes of
-/// x along the other dimension, made in forward; rowwise_gw_hp: x in bf16.
+/// multiplied by the reciprocals of the scales; the bias is added in f32. x may be f32 or bf16: y and dx
+/// have its dtype, rounded once. dx and dw in the same way; db is the sum of dy, which is not cast.
+/// Boundaries before and after the layer, which cross ranks, are not float8. On its Frame the layer keeps
+/// exactly what dw needs: tensorwise: the codes of x; rowwise: codes of x along the other dimension, made in
+/// forward; rowwise_gw_hp: x in bf16.
 ///
 /// Masters stay f32, and checkpoints do not know of float8.
 class Float8Linears {

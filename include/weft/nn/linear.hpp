@@ -36,6 +36,7 @@ class Linear : public WeightedLayer {
     return typeid(*this) == typeid(Linear) && spectral_norm() == nullptr;
   }
   bool set_output_dtype(DType dtype) override;
+  std::optional<DType> output_dtype() const noexcept { return output_; }  ///< nullopt: as x
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
