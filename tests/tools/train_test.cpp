@@ -767,6 +767,13 @@ TEST_F(TrainTest, ParityNeedsSomethingToCompare) {
   };
   expect({"--meshes", "2x1"}, "parity: meshes are 2x1: nothing to compare; expected two or more");
   expect({"--compare", "5"}, "parity: compare is 5; expected at most 4, the steps");
+  expect({"--compare", "-1"}, "parity: --compare is -1; expected 0 or more\n");
+  expect({"--every", "0"}, "parity: --every is 0; expected 1 or more\n");
+  expect({"--tolerance", "-1"}, "parity: --tolerance is -1; expected 0 to 1000000000\n");
+  expect({"--seq", "0"}, "weft: parity: on 1x1: seq is 0; expected 1 or more\n");
+  expect({"--clip", "-1"}, "weft: parity: on 1x1: clip is -1; expected 0 (no clipping) or more\n");
+  expect({"--batch", "1"},
+         "weft: parity: on 2x1: batch is 1; expected at least one sequence for each of dp=2");
 }
 
 TEST_F(TrainTest, ExactParity) {
@@ -895,8 +902,10 @@ TEST_F(TrainTest, ParityComparesMeshes) {
   split.insert(split.end(), {"--seq", "5", "--sequence-parallel", "--vocab", "shard"});
   ASSERT_EQ(run(split), 0) << err() << out();
   EXPECT_THAT(out(), HasSubstr("passed"));
+  std::istringstream lines(out());
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
   // A tolerance that nothing meets: the table says so and so does the exit code.
-  words.insert(words.end(), {"--tolerance", "-1"});
+  words.insert(words.end(), {"--tolerance", "0"});
   EXPECT_EQ(run(words), 1);
   EXPECT_THAT(out(), HasSubstr("FAILED"));
   words.insert(words.end(), {"--meshes", "1x1,3x"});
@@ -906,6 +915,48 @@ TEST_F(TrainTest, ParityComparesMeshes) {
   EXPECT_EQ(run(words), 2);
   EXPECT_THAT(err(),
               HasSubstr("mesh \"zero:2x1\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\""));
+}
+
+// A file that parity cannot write is an error before it trains, and its folder goes when nobody reads.
+TEST_F(TrainTest, ParityLeavesNothingBehind) {
+  Words words = small({"--meshes", "1x1,1x1,1x1,1x1,1x1,1x1,1x1", "--compare", "2"});
+  words[0] = "parity";
+  words.erase(std::find(words.begin(), words.end(), "--progress"),
+              std::find(words.begin(), words.end(), "--progress") + 2);
+  const auto with = [&](const Words& more) {
+    Words all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  EXPECT_EQ(run(with({"--json", file("nowhere/p")})), 1);
+  EXPECT_THAT(err(), HasSubstr("parity: --json: "));
+  EXPECT_EQ(out(), "");
+  EXPECT_EQ(run(with({"--json", folder_.path().string()})), 2);
+  EXPECT_EQ(out(), "");
+
+  std::filesystem::create_directory(folder_ / "tmp");
+  const auto of_temporary = [&](const std::string& folder) { return Words{"TMPDIR=" + folder}; };
+  const Words nowhere = of_temporary(file("nowhere"));
+  ChildProcess refused = start(words, nowhere);
+  EXPECT_EQ(refused.wait(seconds(60)).value().code, 1);
+  EXPECT_EQ(err(), "weft: parity: cannot make a temporary folder; TMPDIR says where\n");
+
+  const Words temporary = of_temporary(file("tmp"));
+  ChildProcess whole = start(words, temporary);
+  EXPECT_EQ(whole.wait(seconds(60)).value().code, 0) << err();
+  std::istringstream lines(out());
+  for (std::string line; std::getline(lines, line);)
+    if (!line.starts_with("[")) EXPECT_LE(line.size(), 80u) << line;  // seven columns are two tables
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ / "tmp"));
+
+  ::setenv("TMPDIR", file("tmp").c_str(), 1);
+  std::string command = std::string("{ '") + WEFT_COMMAND + "'";
+  for (const std::string& word : words) command += " '" + word + "'";
+  command += "; echo $? > '" + file("status") + "'; } 2>&1 | head -1 > /dev/null";
+  EXPECT_EQ(std::system(command.c_str()), 0);
+  ::unsetenv("TMPDIR");
+  EXPECT_EQ(contents(folder_ / "status"), "1\n");
+  EXPECT_TRUE(std::filesystem::is_empty(folder_ / "tmp"));
 }
 
 // Divided parameters train like replicated ones, and a run can continue in another form than it was saved in.
@@ -921,7 +972,7 @@ TEST_F(TrainTest, DataRanksMayDivideTheParameters) {
       << err();
   EXPECT_THAT(out(), HasSubstr("mesh dp_replicate=2 x\n  dp_shard=2 x tp=1"));
   EXPECT_THAT(out(), HasSubstr("memory of a rank in MiB: parameters "));
-  EXPECT_THAT(out(), HasSubstr("; gathered blocks at most "));
+  EXPECT_THAT(out(), HasSubstr(";\n  gathered blocks at most "));
   ASSERT_EQ(run(small({"--ranks", "4", "--data", "hsdp", "--until", "2", "--save", file("saved"), "--metrics",
                        file("two")})),
             0)

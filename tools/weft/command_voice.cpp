@@ -40,7 +40,6 @@ std::string row(const std::string& names, const std::string& description) {
 // is.
 std::string range(const std::string& low, const std::string& high) {
   const bool open = high.find("e+308") != std::string::npos;
-  if (open && low.find("e-308") != std::string::npos) return "more than 0";
   return open ? low + " or more" : fmt::format("{} to {}", low, high);
 }
 
@@ -58,10 +57,6 @@ Value value_of(const CLI::Option& option) {
     } else if (const std::size_t at = part.find(" in ["); at != std::string::npos) {
       const std::vector<std::string> ends = parts_of(part.substr(at + 5, part.size() - at - 6), " - ");
       if (ends.size() == 2) value.bounds = range(ends[0], ends[1]);
-    } else if (part == "NONNEGATIVE") {
-      value.bounds = "0 or more";
-    } else if (part == "POSITIVE") {
-      value.bounds = "more than 0";
     } else if (part == "INT" || part == "UINT") {
       value.word = "N";
     } else if (part == "FLOAT") {

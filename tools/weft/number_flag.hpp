@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <limits>
 #include <string>
 
 namespace weft {
@@ -17,6 +18,11 @@ inline CLI::Validator number_between(double low, double high) {
         return fmt::format("Value {} not in range {} to {}", text, low, high);
       },
       fmt::format("FLOAT in [{} - {}]", low, high));
+}
+
+/// `low` or more; any number that is not NaN.
+inline CLI::Validator number_at_least(double low) {
+  return number_between(low, std::numeric_limits<double>::max());
 }
 
 }  // namespace weft

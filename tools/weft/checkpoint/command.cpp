@@ -16,6 +16,7 @@
 #include "commands.hpp"
 #include "difference.hpp"
 #include "name_table.hpp"
+#include "number_flag.hpp"
 #include "printable.hpp"
 #include "weft/base/error.hpp"
 #include "weft/checkpoint/convert.hpp"
@@ -280,7 +281,7 @@ void add_checkpoint(CLI::App& app, Body& chosen) {
   compares->add_option("other", flags->other, "The other one")->required();
   add_only(compares);
   compares->add_option("--tolerance", flags->tolerance, "Numbers that are no further apart are alike")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_at_least(0));
   CLI::App* const exports = add("export", "Write its tensors, whole, into one safetensors file", export_file);
   exports->add_option("file", flags->file, "The file")->required();
   add_only(exports);

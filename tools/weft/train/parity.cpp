@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -76,12 +77,29 @@ TrainConfig config_on(const Mesh& mesh, const TrainConfig& of_all) {
   return c;
 }
 
+// Throws what is wrong with it.
+void check(const Mesh& mesh, const TrainConfig& of_all) {
+  try {
+    config_on(mesh, of_all).check(mesh.dp * mesh.tp);
+  } catch (const Error& e) {
+    constexpr std::string_view kTrain = "train: ";
+    std::string_view text = e.what();
+    if (text.starts_with(kTrain)) text.remove_prefix(kTrain.size());
+    throw Error(e.code(), fmt::format("parity: on {}: {}", mesh.text, text));
+  }
+}
+
 // A folder of this run; the destructor removes it with its contents.
 class Scratch {
  public:
   Scratch() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "weft-parity-XXXXXX").string();
-    if (mkdtemp(pattern.data()) == nullptr) throw_errno("parity: a temporary folder", errno);
+    std::error_code error;
+    const std::filesystem::path parent = std::filesystem::temp_directory_path(error);
+    std::string pattern = (parent / "weft-parity-XXXXXX").string();
+    if (error || mkdtemp(pattern.data()) == nullptr)
+      throw Error(ErrorCode::system,
+                  fmt::format("parity: cannot make a temporary folder{}; TMPDIR says where",
+                              error ? "" : fmt::format(" \"{}\": {}", pattern, system_words(errno))));
     path_ = pattern;
   }
   ~Scratch() {
@@ -153,30 +171,42 @@ RunContents run_on(const Mesh& mesh, const Flags& flags, const std::filesystem::
 }
 
 // A row of losses for every `every` steps and the last one, and a row of the largest differences. `control`:
-// null if there was no control run.
-void print_table(const std::vector<std::string>& names, const std::vector<Losses>& losses,
-                 const Losses* control, std::int64_t every) {
+// null if there was no control run. Many meshes are several tables of kColumns.
+void print_table(std::vector<std::string> names, const std::vector<Losses>& losses, const Losses* control,
+                 std::int64_t every) {
   std::vector<const Losses*> columns;
   for (const Losses& l : losses) columns.push_back(&l);
-  if (control != nullptr) columns.push_back(control);
+  if (control != nullptr) {
+    names.emplace_back("control");
+    columns.push_back(control);
+  }
   std::vector<std::vector<double>> d;
   for (const Losses* column : columns) d.push_back(differences(losses[0], *column));
-  fmt::print("\nLoss in nats per byte, same seed, same global batch; dp x tp:\n\n{:>5}", "step");
-  for (const std::string& name : names) fmt::print("  {:>11}", name);
-  if (control != nullptr) fmt::print("  {:>11}", "control");
-  fmt::print("  {:>10}\n", "worst");
   const std::size_t steps = losses[0].size();
-  for (std::size_t step = 0; step < steps; ++step) {
-    if (static_cast<std::int64_t>(step) % every != 0 && step + 1 != steps) continue;
-    fmt::print("{:>5}", step);
-    for (const Losses* column : columns) fmt::print("  {:>11.7f}", (*column)[step]);
-    double worst = 0;  // of the meshes
-    for (std::size_t i = 0; i < losses.size(); ++i) worst = std::max(worst, d[i][step]);
-    fmt::print("  {:>10.2e}\n", worst);
+  std::size_t width = 9;  // of a loss with 7 digits behind the point
+  for (const std::string& name : names) width = std::max(width, name.size());
+  constexpr std::size_t kStep = 5, kGap = 2, kOfWorst = 7;
+  const std::size_t in_a_table = (kColumns - kStep - kGap - kOfWorst) / (width + kGap);
+  fmt::print("\nLoss in nats per byte, same seed, same global batch; dp x tp:\n");
+  for (std::size_t first = 0; first < columns.size(); first += in_a_table) {
+    const std::size_t end = std::min(first + in_a_table, columns.size());
+    const bool last = end == columns.size();  // it tells the worst of all meshes
+    fmt::print("\n{:>5}", "step");
+    for (std::size_t i = first; i < end; ++i) fmt::print("  {:>{}}", names[i], width);
+    fmt::print("{}\n", last ? "    worst" : "");
+    for (std::size_t step = 0; step < steps; ++step) {
+      if (static_cast<std::int64_t>(step) % every != 0 && step + 1 != steps) continue;
+      fmt::print("{:>5}", step);
+      for (std::size_t i = first; i < end; ++i) fmt::print("  {:>{}.7f}", (*columns[i])[step], width);
+      double worst = 0;
+      for (std::size_t i = 0; i < losses.size(); ++i) worst = std::max(worst, d[i][step]);
+      fmt::print("{}\n", last ? fmt::format("  {:>7.1e}", worst) : "");
+    }
+    fmt::print("{:>5}", "worst");
+    for (std::size_t i = first; i < end; ++i)
+      fmt::print("  {:>{}.2e}", *std::max_element(d[i].begin(), d[i].end()), width);
+    fmt::print("\n");
   }
-  fmt::print("{:>5}", "worst");
-  for (const std::vector<double>& all : d)
-    fmt::print("  {:>11.2e}", *std::max_element(all.begin(), all.end()));
 }
 
 // The values of the tensor in which two meshes differ first: both are trained again up to that step.
@@ -195,9 +225,14 @@ std::string explain(const ContentDifference& d, const Mesh& first, const Mesh& o
   return fmt::format("step {}: {}: {}", d.step, name, value_difference(values[0], values[1], "parity"));
 }
 
+void publish(NewFile& file, const nlohmann::json& content) {
+  file.write(content.dump(1) + "\n");
+  file.publish();
+}
+
 // Compares the bits of all runs with those of the first.
 int exact_parity(const Flags& flags, const std::vector<Mesh>& meshes, const std::filesystem::path& model,
-                 const Scratch& scratch) {
+                 const Scratch& scratch, NewFile* to) {
   std::vector<RunContents> runs;
   nlohmann::json j{{"exact", true}, {"steps", flags.compared}};
   std::string verdict;
@@ -223,7 +258,7 @@ int exact_parity(const Flags& flags, const std::vector<Mesh>& meshes, const std:
   fmt::print("\n{}\n", folded(verdict));
   j["passed"] = passed;
   j["verdict"] = verdict;
-  if (!flags.json.empty()) write_new_file(flags.json, j.dump(1) + "\n", "parity: --json: ");
+  if (to != nullptr) publish(*to, j);
   return passed ? 0 : 1;
 }
 
@@ -240,12 +275,15 @@ int parity(Flags flags) {
     throw Error(ErrorCode::bad_argument, fmt::format("parity: compare is {}; expected at most {}, the steps",
                                                      flags.compared, flags.config.steps));
   if (flags.compared == 0) flags.compared = std::min<std::int64_t>(exact ? 5 : 50, flags.config.steps);
-  for (const Mesh& m : meshes)  // all of them, before the first one runs
-    config_on(m, flags.config).check(m.dp * m.tp);
+  for (const Mesh& m : meshes) check(m, flags.config);  // all of them, before the first one runs
+  std::optional<NewFile> file;                          // what cannot be written is an error before, too
+  if (!flags.json.empty()) file.emplace(flags.json, "parity: --json: ");
+  // If nobody reads the output any more, the write that fails says so, and the folder is removed.
+  ::signal(SIGPIPE, SIG_IGN);
   const Scratch scratch;
   const std::filesystem::path model = scratch.path() / "model.toml";
   write_new_file(model, transformer_text(flags.config.model));
-  if (exact) return exact_parity(flags, meshes, model, scratch);
+  if (exact) return exact_parity(flags, meshes, model, scratch, file ? &*file : nullptr);
   const auto losses_on = [&](const Mesh& m, const Flags& of, const std::string& name) {
     return run_on(m, of, model, {scratch.path() / (name + ".jsonl"), {}, {}}).losses;
   };
@@ -258,20 +296,20 @@ int parity(Flags flags) {
     Flags faster = flags;
     faster.config.peak_lr *= kControlRate;
     faster.config.floor_lr *= kControlRate;
-    fmt::print("control: a learning rate 1 + {:.0e} times as high, ", kControlRate - 1);
+    fmt::print("control, a learning rate 1 + {:.0e} times as high:\n", kControlRate - 1);
     control = losses_on(meshes[0], faster, "control");
     verdict = verdict_of(losses, &*control, flags.tolerance);
   }
   std::vector<std::string> names;
   for (const Mesh& m : meshes) names.push_back(m.text);
   print_table(names, losses, control ? &*control : nullptr, flags.every);
-  fmt::print("\n\n{}\n",
+  fmt::print("\n{}\n",
              folded(sentence(verdict, names, losses[0], control ? &*control : nullptr, flags.tolerance)));
-  if (!flags.json.empty()) {
+  if (file) {
     nlohmann::json j{{"worst", verdict.worst}, {"tolerance", flags.tolerance}, {"passed", verdict.passed}};
     for (std::size_t i = 0; i < meshes.size(); ++i) j["loss"][meshes[i].text] = losses[i];
     if (control) j["control"] = *control;
-    write_new_file(flags.json, j.dump(1) + "\n", "parity: --json: ");
+    publish(*file, j);
   }
   return verdict.passed ? 0 : 1;
 }
@@ -295,16 +333,16 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
       &flags->meshes);
   file->take(sub->add_option("--compare", flags->compared,
                              "Steps to run of the schedule; 0: 50 (with --exact 5), or all of fewer")
-                 ->check(CLI::NonNegativeNumber)
+                 ->check(number_at_least(0))
                  ->capture_default_str(),
              &flags->compared);
   file->take(sub->add_option("--tolerance", flags->tolerance,
-                             "Largest relative difference of a loss without a control run")
-                 ->check(number_between(-1, 1e9))  // below 0: one that nothing meets
+                             "Relative difference of a loss from which on a control run judges")
+                 ->check(number_between(0, 1e9))
                  ->capture_default_str(),
              &flags->tolerance);
   file->take(sub->add_option("--every", flags->every, "Print one of so many steps")
-                 ->check(CLI::PositiveNumber)
+                 ->check(number_at_least(1))
                  ->capture_default_str(),
              &flags->every);
   file->take(sub->add_option("--json", flags->json, "File for all losses"), &flags->json);

@@ -18,6 +18,7 @@
 #include "config_file.hpp"
 #include "contents.hpp"
 #include "launcher.hpp"
+#include "number_flag.hpp"
 #include "progress_bar.hpp"
 #include "save_folder.hpp"
 #include "stop_request.hpp"
@@ -64,7 +65,7 @@ void say_memory(const weft::Trainer::Memory& m) {
   const auto mib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
   fmt::print("memory of a rank in MiB: parameters {:.2f}, gradients {:.2f}, optimizer {:.2f}",
              mib(m.parameters), mib(m.gradients), mib(m.states));
-  if (m.gathered > 0) fmt::print("; gathered blocks at most {:.2f}", mib(m.gathered));
+  if (m.gathered > 0) fmt::print(";\n  gathered blocks at most {:.2f}", mib(m.gathered));
   fmt::print("\n");
 }
 
@@ -277,7 +278,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   option("--until", flags->until, "Stop after this step of the schedule; -1: after the last");
   option("--save", flags->save,
          "Folder for checkpoints: one at the end, or where SIGINT or SIGTERM ends the run");
-  option("--save-every", flags->save_every, "... and one every so many steps")->check(CLI::NonNegativeNumber);
+  option("--save-every", flags->save_every, "... and one every so many steps")->check(number_at_least(0));
   option("--keep", flags->keep, "... of which this many are kept; 0: all")->check(CLI::Range(0, 1000000));
   file->take(sub->add_flag("--async-save", flags->async_save,
                            "... written in the background while the training goes on"),
@@ -293,7 +294,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   option("--hash-every", flags->hash_every,
          "Every so many steps, a line for each gradient and each parameter, with a hash of all its elements: "
          "the same on any mesh that gives the same bits; 0: none")
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_at_least(0));
   option("--hash-file", flags->hash_file, "... into this file; empty: with the rest of the output");
   option("--values-of", flags->values_of,
          "At the last step, all elements of one tensor, such as \"gradient norm.weight\"");

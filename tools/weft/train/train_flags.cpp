@@ -26,7 +26,7 @@ void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--weight-decay", c.weight_decay, "Of matrices");
   visit("--groups", c.groups,
         "Parameters with a factor of --lr, or a decay, of their own: PATTERN,...:rate=X:decay=X;...");
-  visit("--clip", c.max_norm, "Largest gradient norm");
+  visit("--clip", c.max_norm, "Largest gradient norm; 0: no limit");
   visit("--loss-scale", c.loss_scale, "Dynamic loss scaling, which begins with this; 0: none");
   visit("--label-smoothing", c.label_smoothing,
         "Of each byte's weight in the loss, what goes to all bytes alike");

@@ -202,11 +202,13 @@ MeshShape TrainConfig::check(int ranks) const {
                              data_ranks));
   if (float8 != "none") float8_recipe_from_name(float8);
   if (exact) expect_exact_config(*this, data_ranks);
-  if (sequence < 1 || sequence > model.max_seq)
+  if (sequence < 1) bad_training(fmt::format("seq is {}; expected 1 or more", sequence));
+  if (sequence > model.max_seq)
     bad_training(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
   if (model.vocab < 256)
     bad_training(fmt::format("vocab is {}; expected 256 or more: one for each byte", model.vocab));
   if (steps < 1) bad_training(fmt::format("steps is {}; expected 1 or more", steps));
+  if (!(max_norm >= 0)) bad_training(fmt::format("clip is {}; expected 0 (no clipping) or more", max_norm));
   if (!(loss_scale >= 0 && std::isfinite(loss_scale)))
     bad_training(fmt::format("loss-scale is {}; expected 0 (none), or a finite number above 0", loss_scale));
   if (!(label_smoothing >= 0 && label_smoothing <= 1))
