@@ -573,12 +573,13 @@ TEST(Attention, NanIsNotHidden) {
 
 TEST(Attention, RefusesHeadsThatDoNotDivide) {
   KernelContext ctx(1);
+  constexpr const float* kNone = nullptr;
   EXPECT_EQ(message_of([&] {
-              attention_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, {1, 0, 5, 2, 4});
+              attention_forward(ctx, kNone, nullptr, nullptr, nullptr, nullptr, {1, 0, 5, 2, 4});
             }),
             "attention_forward: 5 query heads over 2 key/value heads; expected a multiple");
   EXPECT_EQ(message_of([&] {
-              attention_backward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+              attention_backward(ctx, kNone, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                  nullptr, {1, 0, 5, 0, 4});
             }),
             "attention_backward: 5 query heads over 0 key/value heads; expected a multiple");

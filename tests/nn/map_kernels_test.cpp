@@ -531,13 +531,14 @@ TEST(FullAttention, EqualsReference) {
       if (summed) expect_close(db, db_want, 4.0 * ulps, "dbias");
     }
   }
+  constexpr const float* kNone = nullptr;
   EXPECT_EQ(
       message_of([&] {
-        full_attention_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, {1, 1, 1, 5, 2, 4});
+        full_attention_forward(ctx, kNone, nullptr, nullptr, nullptr, nullptr, nullptr, {1, 1, 1, 5, 2, 4});
       }),
       "full_attention_forward: 5 query heads over 2 key/value heads; expected a multiple");
   EXPECT_EQ(message_of([&] {
-              full_attention_backward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+              full_attention_backward(ctx, kNone, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
                                       nullptr, nullptr, nullptr, nullptr, {1, 1, 1, 5, 0, 4});
             }),
             "full_attention_backward: 5 query heads over 0 key/value heads; expected a multiple");

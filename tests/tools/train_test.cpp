@@ -945,8 +945,11 @@ TEST_F(TrainTest, ParityLeavesNothingBehind) {
   ChildProcess whole = start(words, temporary);
   EXPECT_EQ(whole.wait(seconds(60)).value().code, 0) << err();
   std::istringstream lines(out());
-  for (std::string line; std::getline(lines, line);)
-    if (!line.starts_with("[")) EXPECT_LE(line.size(), 80u) << line;  // seven columns are two tables
+  std::string line;
+  while (std::getline(lines, line)) {
+    if (line.starts_with("[")) continue;
+    EXPECT_LE(line.size(), 80u) << line;  // seven columns are two tables
+  }
   EXPECT_TRUE(std::filesystem::is_empty(folder_ / "tmp"));
 
   ::setenv("TMPDIR", file("tmp").c_str(), 1);
