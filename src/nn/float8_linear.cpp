@@ -220,8 +220,9 @@ void Float8LinearPasses::expect_kept(const Linear& layer, const Tensors& kept) c
   const bool in_bf16 = recipe() == Float8Recipe::rowwise_gw_hp;
   const DType dtype = in_bf16 ? DType::bf16 : DType::f8e4m3;
   const std::int64_t scales = in_bf16 ? 0 : tensorwise() ? 1 : layer.weight->weight().size(1);
-  const std::int64_t found = kept.size() == 2 ? kept[1].count() : 0;
-  if (kept[0].dtype() == dtype && found == scales) return;
+  const std::int64_t found = kept.size() == 3 ? kept[2].count() : 0;
+  const bool of_float8 = kept.size() == (in_bf16 ? 2u : 3u) && kept[1].count() == 0;
+  if (of_float8 && kept[0].dtype() == dtype && found == scales) return;
   refuse_float8_layer(
       fmt::format("\"{}\": its forward pass kept x in {} with {} scales on the Frame; {} needs {} with {}: a "
                   "layer must not change between forward and backward",
