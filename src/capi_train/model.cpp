@@ -56,7 +56,7 @@ namespace {
 
 constexpr std::size_t kTransformerOptionsFirstBytes = 136, kParameterFirstBytes = 176;
 static_assert(offsetof(weft_transformer_options, data_form) == kTransformerOptionsFirstBytes);
-static_assert(sizeof(weft_transformer_options) == 192);
+static_assert(sizeof(weft_transformer_options) == 200);
 static_assert(sizeof(weft_parameter) == kParameterFirstBytes);
 static_assert(weft::Dims::kMaxDims == WEFT_MAX_DIMS);
 static_assert(weft::CrossEntropy::kIgnore == WEFT_IGNORED);
@@ -90,6 +90,11 @@ weft::BuildOptions build_options_of(const char* function, const weft_transformer
                  fmt::format("options->weights is {}; expected {} (WEFT_F32) or {} (WEFT_BF16)", o.weights,
                              static_cast<int>(WEFT_F32), static_cast<int>(WEFT_BF16)));
   build.dtype = static_cast<weft::DType>(o.weights);
+  if (o.activations != WEFT_F32 && o.activations != WEFT_BF16)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("options->activations is {}; expected {} (WEFT_F32) or {} (WEFT_BF16)",
+                             o.activations, WEFT_F32, WEFT_BF16));
+  build.activations = static_cast<weft::DType>(o.activations);
   if (o.data_form != WEFT_DATA_DDP && o.data_form != WEFT_DATA_FSDP)
     capi::refuse(ErrorCode::bad_argument, function,
                  fmt::format("options->data_form is {}; expected 0 (WEFT_DATA_DDP) or 1 (WEFT_DATA_FSDP)",

@@ -29,6 +29,7 @@ static weft_data_form form = WEFT_DATA_DDP;
 static int32_t after_forward = WEFT_RESHARD;
 static weft_dtype reduce_as = WEFT_F32;
 static weft_float8_recipe float8 = WEFT_FLOAT8_NONE;
+static weft_dtype of_weights = WEFT_F32, of_activations = WEFT_F32;
 static bool exact = false;
 
 static int32_t ac_mode = WEFT_AC_NONE;
@@ -50,6 +51,8 @@ static weft_transformer_options small(void) {
   o.after_forward = after_forward;
   o.reduce = reduce_as;
   o.float8 = float8;
+  o.weights = of_weights;
+  o.activations = of_activations;
   o.ac_mode = ac_mode;
   o.ac_modules = ac_modules;
   o.ac_module_count = ac_mode == WEFT_AC_SELECTIVE;
@@ -178,6 +181,21 @@ static void test_float8(void) {
     for (int i = 0; i < TRAIN_STEPS; ++i) CHECK(fabs(run.losses[i] - f32[i]) <= 5e-2 * f32[i]);
   }
   float8 = WEFT_FLOAT8_NONE;
+}
+/* Weights and activations in bf16: nearly the losses of f32. */
+static void test_bf16(void) {
+  double f32[TRAIN_STEPS], narrow[TRAIN_STEPS];
+  run.dp = run.tp = 2;
+  run_ranks(4, train);
+  memcpy(f32, run.losses, sizeof f32);
+  of_weights = WEFT_BF16;
+  run_ranks(4, train);
+  memcpy(narrow, run.losses, sizeof narrow);
+  of_activations = WEFT_BF16;
+  run_ranks(4, train);
+  CHECK(memcmp(run.losses, narrow, sizeof narrow) != 0);
+  for (int i = 0; i < TRAIN_STEPS; ++i) CHECK(fabs(run.losses[i] - f32[i]) <= 2e-2 * f32[i]);
+  of_weights = of_activations = WEFT_F32;
 }
 /* On every mesh the same bits. */
 static void test_exact(void) {
@@ -878,7 +896,7 @@ static void refuses_models(weft_mesh* mesh, weft_compute* compute) {
   weft_mesh_destroy(part);
   o.struct_size = 8;
   REFUSED(CREATE(mesh, &o),
-          "weft_transformer_create: options->struct_size is 8; expected 192: initialise it with "
+          "weft_transformer_create: options->struct_size is 8; expected 200: initialise it with "
           "WEFT_TRANSFORMER_OPTIONS_INIT");
   o = small();
   o.heads = 3;
@@ -912,6 +930,13 @@ static void refuses_models(weft_mesh* mesh, weft_compute* compute) {
   o.frozen_count = 1;
   o.frozen = NULL;
   REFUSED(CREATE(mesh, &o), "weft_transformer_create: options->frozen is NULL");
+  o = small();
+  o.activations = WEFT_BF16;
+  REFUSED(CREATE(mesh, &o),
+          "build_parallel_model: options.activations is bf16 and options.dtype f32; expected bf16 of both");
+  o.activations = WEFT_I8;
+  REFUSED(CREATE(mesh, &o),
+          "weft_transformer_create: options->activations is 4; expected 1 (WEFT_F32) or 3 (WEFT_BF16)");
   o = small();
   o.ac_mode = 3;
   REFUSED(CREATE(mesh, &o),
@@ -1190,6 +1215,7 @@ int main(void) {
   on_mesh(2, 2, more_options);
   test_divided_parameters();
   test_float8();
+  test_bf16();
   test_exact();
   test_divided_refused();
   test_ac();

@@ -244,6 +244,30 @@ TEST_F(TrainTest, AFreezeScheduleGoesOn) {
                         "not set here"));
 }
 
+// Weights and activations in bf16: the losses are those of f32 except for rounding, also on a mesh, and the
+// dtypes are part of the run's identity.
+TEST_F(TrainTest, WeightsAndActivationsInBf16) {
+  ASSERT_EQ(run(small({"--until", "6", "--metrics", file("f32")})), 0) << err();
+  const Words bf16{"--weights", "bf16", "--activations", "bf16", "--until", "6", "--save"};
+  for (const Words& mesh :
+       {Words{"--ranks", "1"}, Words{"--ranks", "4", "--tp", "2", "--sequence-parallel"}}) {
+    Words words = bf16;
+    words.push_back(file("run" + mesh[1]));
+    words.insert(words.end(), mesh.begin(), mesh.end());
+    words.insert(words.end(), {"--metrics", file("bf16")});
+    ASSERT_EQ(run(small(words)), 0) << err();
+    const auto wide = losses("f32"), narrow = losses("bf16");
+    EXPECT_NE(wide, narrow);
+    ASSERT_EQ(wide.size(), narrow.size());
+    for (std::size_t i = 0; i < wide.size(); ++i) EXPECT_NEAR(narrow[i], wide[i], 0.02 * wide[i]) << i;
+    std::filesystem::remove(folder_ / "bf16");
+  }
+  EXPECT_EQ(run(small({"--save", file("run1"), "--resume"})), 2);
+  EXPECT_THAT(err(),
+              HasSubstr("--activations is bf16 there and not set here, --weights is bf16 there and not "
+                        "set here"));
+}
+
 // Every optimizer trains, continues where it was saved, and is part of the run's identity.
 TEST_F(TrainTest, OtherOptimizersAndGroupsGoOn) {
   for (const std::string optimizer : {"sgd", "lion", "schedule-free", "muon"}) {
@@ -698,6 +722,10 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
          "256 vocabulary entries do not divide into tp=3 (256 = 3 x 85 + 1); --vocab shard takes any number");
   expect({"--label-smoothing", "1.5"}, "label-smoothing is 1.5; expected 0 to 1");
   expect({"--optimizer", "adam"}, "--optimizer");
+  expect({"--weights", "f16"}, "--weights");
+  expect({"--activations", "bf16"}, "activations is bf16 with weights f32; expected --weights bf16");
+  expect({"--weights", "bf16", "--activations", "bf16", "--exact"},
+         "activations is bf16 with --exact; expected f32");
   expect({"--groups", "head"}, "groups has \"head\"; expected PATTERN,...:rate=NUMBER:decay=NUMBER");
   expect({"--groups", "head:lr=1"},
          "groups has \"lr=1\"; expected rate=NUMBER or decay=NUMBER, each at most once, of 0 or more");

@@ -76,6 +76,9 @@ typedef struct weft_transformer_options {
   /* The same bits of losses, gradients and parameters on 1, 2, 4 and 8 ranks (docs/exact.md). If something
    * has no rule for that, creation or a step fails with WEFT_BAD_ARGUMENT, whose text says what. */
   bool exact;
+  /* The dtype of activations and their gradients, between layers and over the tensor axis: WEFT_F32, or
+   * WEFT_BF16 if `weights` is WEFT_BF16. Logits are f32. */
+  weft_dtype activations;
 } weft_transformer_options;
 enum { WEFT_AC_NONE = 0, WEFT_AC_FULL = 1, WEFT_AC_SELECTIVE = 2 };
 enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
@@ -83,7 +86,7 @@ enum { WEFT_RESHARD = 0, WEFT_KEEP = -1 };
   {                                                                                                          \
     sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0,      \
         NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL, WEFT_F32, 0, WEFT_FLOAT8_NONE, false, \
-        WEFT_AC_NONE, 0, NULL, 0, false                                                                      \
+        WEFT_AC_NONE, 0, NULL, 0, false, WEFT_F32                                                            \
   }
 
 /* `mesh`: a root mesh that has both axes; an axis that is not wanted has size 1. `options` may be NULL; all

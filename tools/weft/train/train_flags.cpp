@@ -80,6 +80,16 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
                 ->capture_default_str()
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
             &config.vocab);
+  const auto add_dtype = [&](const char* flag, std::string& member, const char* help) {
+    file.take(sub.add_option(flag, member, help)
+                  ->check(CLI::IsMember({"f32", "bf16"}))
+                  ->capture_default_str()
+                  ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
+              &member);
+  };
+  add_dtype("--weights", config.weights, "Dtype in which layers read weights and multiply; masters are f32");
+  add_dtype("--activations", config.activations,
+            "Dtype of what goes from layer to layer, and over tp: f32, or bf16 with --weights bf16");
   file.take(sub.add_option("--float8", config.float8,
                            "Linear layers in eight bits (docs/float8.md): none, tensorwise, rowwise or "
                            "rowwise_gw_hp")
@@ -123,8 +133,9 @@ std::vector<std::string> to_words(const TrainConfig& config) {
   });
   if (config.exact) words.emplace_back("--exact");
   if (config.sequence_parallel) words.emplace_back("--sequence-parallel");
-  words.insert(words.end(), {"--vocab", config.vocab, "--float8", config.float8, "--ac", config.ac,
-                             "--ac-every", std::to_string(config.ac_every)});
+  words.insert(words.end(),
+               {"--vocab", config.vocab, "--weights", config.weights, "--activations", config.activations,
+                "--float8", config.float8, "--ac", config.ac, "--ac-every", std::to_string(config.ac_every)});
   return words;
 }
 

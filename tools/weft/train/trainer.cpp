@@ -31,6 +31,8 @@ BuildOptions build_options(const TrainConfig& config) {
     options.replicate_axis = "dp_replicate";
   }
   options.exact = config.exact ? Exact::yes : Exact::no;
+  if (config.weights == "bf16") options.dtype = DType::bf16;
+  if (config.activations == "bf16") options.activations = DType::bf16;
   options.ac.mode = ac_mode_of(config.ac);
   options.ac.every = config.ac_every;
   options.tensor.sequence_parallel = config.sequence_parallel;
@@ -193,6 +195,9 @@ MeshShape TrainConfig::check(int ranks) const {
   if (vocab != "whole" && vocab != "shard")
     bad_training(fmt::format("vocab is \"{}\"; expected whole or shard", vocab));
   if (vocab == "whole") divides("vocabulary entries", model.vocab, "; --vocab shard takes any number");
+  if (activations == "bf16" && weights != "bf16")
+    bad_training(fmt::format("activations is bf16 with weights {}; expected --weights bf16", weights));
+  if (exact && activations == "bf16") bad_training("activations is bf16 with --exact; expected f32");
   ac_mode_of(ac);
   if (ac_every < 1 || (ac_every > 1 && ac != "full"))
     bad_training(
@@ -281,6 +286,8 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
   if (m.tied != usual.tied) identity += fmt::format(" tied={}", m.tied);
   if (config.loss_scale != 0) identity += fmt::format(" loss_scale={}", config.loss_scale);
   if (config.label_smoothing != 0) identity += fmt::format(" label_smoothing={}", config.label_smoothing);
+  if (config.weights != "f32") identity += fmt::format(" weights={}", config.weights);
+  if (config.activations != "f32") identity += fmt::format(" activations={}", config.activations);
   if (config.optimizer != "adamw") identity += fmt::format(" optimizer={}", config.optimizer);
   if (!config.groups.empty()) identity += fmt::format(" groups={}", config.groups);
   if (!config.freeze.empty())
