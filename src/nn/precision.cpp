@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/floating.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/embedding.hpp"
