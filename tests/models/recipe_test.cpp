@@ -66,7 +66,8 @@ TEST(Recipe, EveryPairOfStepsInTheWrongOrderNamesBoth) {
       for (std::size_t before = late; before < std::size(kSteps); ++before)
         for (const DataForm form : {DataForm::ddp, DataForm::fsdp}) {
           ModelBuilder builder(transformer_recipe(small()), mesh, compute, {.data = form});
-          (builder.*kSteps[before].call)();
+          const auto first = kSteps[before].call, second = kSteps[late].call;
+          (builder.*first)();
           expect_error(
               ErrorCode::bad_argument,
               late == before
@@ -74,7 +75,7 @@ TEST(Recipe, EveryPairOfStepsInTheWrongOrderNamesBoth) {
                   : std::string("build_parallel_model: \"") + kSteps[late].name +
                         "\" comes too late, after \"" + kSteps[before].name + "\": " + kSteps[late].reason,
               [&] {
-                (builder.*kSteps[late].call)();
+                (builder.*second)();
                 return 0;
               });
         }
