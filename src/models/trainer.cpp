@@ -18,6 +18,7 @@
 #include "models/batch.hpp"
 #include "models/micro_batches.hpp"
 #include "nn/history.hpp"
+#include "nn/optimizer_options.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
@@ -64,15 +65,6 @@ struct Setting {
   std::int64_t digest;
   bool known = true;  // otherwise this rank agrees with any other
 };
-std::int64_t digest_of_groups(const std::vector<ParameterGroup>& groups) {
-  Fnv1a hash;
-  for (const ParameterGroup& g : groups) {
-    for (const std::string& pattern : g.patterns) hash.add(pattern), hash.add(std::string_view("\n"));
-    hash.add(std::bit_cast<std::uint64_t>(g.rate));
-    hash.add(std::bit_cast<std::uint64_t>(g.weight_decay.value_or(-1.0)));
-  }
-  return static_cast<std::int64_t>(hash.value);
-}
 // `optimizer`: its digest. `first_values`: the history of the first values; 0: not known.
 std::vector<Setting> settings_of(const Trainer::Options& o, const Float8Model* float8,
                                  std::uint64_t optimizer, std::int64_t steps, std::uint64_t first_values) {
@@ -88,7 +80,7 @@ std::vector<Setting> settings_of(const Trainer::Options& o, const Float8Model* f
   if (float8 != nullptr)
     for (const Linear* layer : float8->linears()->layers()) converted.add(hash_of(layer->path()));
   return {
-      {"options.groups", digest_of_groups(o.groups)},
+      {"options.groups", static_cast<std::int64_t>(digest_of_groups(o.groups))},
       {"options.optimizer", static_cast<std::int64_t>(optimizer)},
       {"options.max_norm", of({o.max_norm})},
       {"options.non_finite", static_cast<std::int64_t>(o.non_finite)},

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 
 #include "base/hash.hpp"
 #include "nn/history.hpp"
+#include "nn/optimizer_options.hpp"
 #include "nn/swapped_masters.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
@@ -20,19 +20,6 @@
 
 namespace weft {
 namespace {
-
-[[noreturn]] void bad_optimizer(const std::string& text) {
-  throw Error(ErrorCode::bad_argument, "optimizer: " + text);
-}
-
-constexpr double kNoLimit = std::numeric_limits<double>::infinity();
-
-// Throws unless 0 <= value < below.
-void check_option(const char* name, double value, double below) {
-  if (!(value >= 0 && value < below))
-    bad_optimizer(fmt::format("{} is {}; expected 0 or more{}", name, value,
-                              std::isfinite(below) ? fmt::format(", and less than {}", below) : ""));
-}
 
 template <class... Numbers>
 std::uint64_t digest_of_options(std::string_view kind, Numbers... options) noexcept {
@@ -45,23 +32,14 @@ Optimizer::Optimizer(Compute& compute, std::vector<Parameter*> parameters, std::
                      std::uint64_t digest, double weight_decay)
     : compute_(&compute),
       groups_(std::move(groups)),
+      digest_(digest_of(digest, digest_of_groups(groups_))),
       weight_decay_(weight_decay),
       parameters_(std::move(parameters)) {
-  Fnv1a hash;
-  hash.add(digest);
   for (const ParameterGroup& group : groups_) {
     check_option("the rate of a group", group.rate, kNoLimit);
     if (group.weight_decay) check_option("the weight_decay of a group", *group.weight_decay, kNoLimit);
-    for (const std::string& pattern : group.patterns) {
-      if (std::ranges::none_of(parameters_,
-                               [&](const Parameter* p) { return matches_part(pattern, p->path()); }))
-        bad_optimizer(fmt::format("a group has the pattern \"{}\", which matches no parameter", pattern));
-      hash.add(pattern), hash.add(std::string_view("\n"));
-    }
-    hash.add(std::bit_cast<std::uint64_t>(group.rate));
-    hash.add(std::bit_cast<std::uint64_t>(group.weight_decay.value_or(-1.0)));
+    expect_patterns_match("a group", group.patterns, parameters_);
   }
-  digest_ = hash.value;
 }
 
 void Optimizer::begin(std::function<StateNames(const Parameter&)> names) {

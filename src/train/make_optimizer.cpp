@@ -3,40 +3,22 @@
 namespace weft {
 namespace {
 
-template <class Options>
-struct OptimizerOf;
-template <>
-struct OptimizerOf<AdamW::Options> {
-  using type = AdamW;
-};
-template <>
-struct OptimizerOf<SGD::Options> {
-  using type = SGD;
-};
-template <>
-struct OptimizerOf<Lion::Options> {
-  using type = Lion;
-};
-template <>
-struct OptimizerOf<ScheduleFreeAdamW::Options> {
-  using type = ScheduleFreeAdamW;
-};
-template <>
-struct OptimizerOf<Muon::Options> {
-  using type = Muon;
-};
+// The optimizer among Kind and Others whose options these are.
+template <class Kind, class... Others>
+std::unique_ptr<Optimizer> made(Compute& compute, std::vector<Parameter*>& parameters,
+                                const OptimizerOptions& options, std::vector<ParameterGroup>& groups) {
+  if (const auto* const of_kind = std::get_if<typename Kind::Options>(&options))
+    return std::make_unique<Kind>(compute, std::move(parameters), *of_kind, std::move(groups));
+  if constexpr (sizeof...(Others) > 0) return made<Others...>(compute, parameters, options, groups);
+  return nullptr;
+}
 
 }  // namespace
 
 std::unique_ptr<Optimizer> make_optimizer(Compute& compute, std::vector<Parameter*> parameters,
                                           const OptimizerOptions& options,
                                           std::vector<ParameterGroup> groups) {
-  return std::visit(
-      [&]<class Options>(const Options& o) -> std::unique_ptr<Optimizer> {
-        return std::make_unique<typename OptimizerOf<Options>::type>(compute, std::move(parameters), o,
-                                                                     std::move(groups));
-      },
-      options);
+  return made<AdamW, SGD, Lion, ScheduleFreeAdamW, Muon>(compute, parameters, options, groups);
 }
 
 }  // namespace weft

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <limits>
 
 #include "base/hash.hpp"
 #include "mesh/same_list.hpp"
+#include "nn/optimizer_options.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/host/copy.hpp"
@@ -19,10 +19,6 @@
 
 namespace weft {
 namespace {
-
-[[noreturn]] void bad_option(const std::string& text) {
-  throw Error(ErrorCode::bad_argument, "optimizer: " + text);
-}
 
 std::uint64_t digest_of_options(const Muon::Options& o) {
   Fnv1a hash;
@@ -72,21 +68,15 @@ void blend(kernels::KernelContext& on, const Tensor& to, double a, double b, con
 }  // namespace
 
 void Muon::Options::check() const {
-  const auto expect = [](const char* name, double value, double below) {
-    if (!(value >= 0 && value < below))
-      bad_option(fmt::format("{} is {}; expected 0 or more{}", name, value,
-                             std::isfinite(below) ? fmt::format(", and less than {}", below) : ""));
-  };
-  constexpr double kNoLimit = std::numeric_limits<double>::infinity();
-  expect("momentum", momentum, 1);
-  expect("weight_decay", weight_decay, kNoLimit);
-  expect("adamw_beta1", adamw_beta1, 1);
-  expect("adamw_beta2", adamw_beta2, 1);
-  expect("adamw_eps", adamw_eps, kNoLimit);
+  check_option("momentum", momentum, 1);
+  check_option("weight_decay", weight_decay, kNoLimit);
+  check_option("adamw_beta1", adamw_beta1, 1);
+  check_option("adamw_beta2", adamw_beta2, 1);
+  check_option("adamw_eps", adamw_eps, kNoLimit);
   if (!(eps > 0 && std::isfinite(eps)))
-    bad_option(fmt::format("eps is {}; expected a finite number above 0", eps));
+    bad_optimizer(fmt::format("eps is {}; expected a finite number above 0", eps));
   if (iterations < 1 || iterations > 100)
-    bad_option(fmt::format("iterations is {}; expected 1 to 100", iterations));
+    bad_optimizer(fmt::format("iterations is {}; expected 1 to 100", iterations));
 }
 
 Muon::Muon(Compute& compute, std::vector<Parameter*> parameters, const Options& options,
@@ -94,10 +84,7 @@ Muon::Muon(Compute& compute, std::vector<Parameter*> parameters, const Options& 
     : Optimizer(compute, parameters, std::move(groups), digest_of_options(options), options.weight_decay),
       options_(options) {
   options.check();
-  for (const std::string& pattern : options.adamw_for)
-    if (std::ranges::none_of(parameters,
-                             [&](const Parameter* p) { return matches_part(pattern, p->path()); }))
-      bad_option(fmt::format("adamw_for has the pattern \"{}\", which matches no parameter", pattern));
+  expect_patterns_match("adamw_for", options.adamw_for, parameters);
   begin([this](const Parameter& p) {
     return is_matrix(p) ? StateNames{{"muon_momentum"}} : StateNames{{"exp_avg", "exp_avg_sq"}};
   });
