@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Prints the output of failed tests from ctest logs: `report_failures.py NAME=LOG...`, at most 60 lines a
-test.
+"""Prints what failed tests printed, from ctest logs: `report_failures.py NAME=LOG...`.
+
+It prints at most 24 lines a test: those near a failed check, if there are any. The report has to be short,
+because often only the end of a run's log is kept.
 
 LOG is a build's Testing/Temporary/LastTest.log, which holds the whole output of each test.
 """
@@ -8,7 +10,10 @@ import re
 
 from report_skips import START, in_logs
 
-KEPT = 60
+KEPT = 24
+NOISE = re.compile(
+    r"^\[( RUN  |       OK |-+|=+)|^-+$|^Test time =|^\".*\" (start|end) time:|^\".*\" time elapsed:|^<end of"
+)
 TELLING = re.compile(r"Failure$|FAILED|ERROR|WARNING: ThreadSanitizer|rror:|xpected|ctual|Which is|Value of")
 
 
@@ -26,14 +31,13 @@ def failed(lines):
 
 
 def shortened(output):
-    """The lines that say what failed, if there are more than KEPT lines; then only the first ones."""
-    lines = [line for line in output if line.strip() and not re.match(r"^\[( RUN  |       OK |-+|=+)", line)]
-    if len(lines) <= KEPT:
-        return lines
+    """The lines near those that say what failed; all lines, if no line says so. At most the first KEPT."""
+    lines = [line for line in output if line.strip() and not NOISE.match(line)]
     telling = [i for i, line in enumerate(lines) if TELLING.search(line)]
     near = sorted({j for i in telling for j in range(i - 1, i + 6) if 0 <= j < len(lines)})
     chosen = [lines[i] for i in near] if near else lines
-    return chosen[:KEPT] + [f"... and {len(lines) - KEPT} lines more"]
+    more = [f"... and {len(lines) - KEPT} lines more"] if len(chosen) > KEPT else []
+    return chosen[:KEPT] + more
 
 
 def main():

@@ -222,7 +222,7 @@ report_skips() {
 report_failures() {
   python3 tools/report_failures.py "${logs[@]}" >build/failures.txt
   [ -s build/failures.txt ] || return
-  say "What the tests that failed printed (all of it: Testing/Temporary/LastTest.log of each build)"
+  say "Lines of the tests that failed (all lines: Testing/Temporary/LastTest.log of each build)"
   cat build/failures.txt
 }
 
@@ -262,11 +262,17 @@ release() {
   return "${PIPESTATUS[0]}"
 }
 
+# Without ctest's list of tests that did not run: "Skipped" has it, with the reasons.
 hold_summary() {
-  local line held=false
+  local line held=false listing=false
   : >build/summary.txt
   while IFS= read -r line; do
     if [[ $line =~ ^[0-9]+%\ tests\ passed ]]; then held=true; fi
+    if [[ $line == "The following tests did not run:" ]]; then listing=true; fi
+    if $listing; then
+      if [ -z "$line" ]; then listing=false; fi
+      continue
+    fi
     if $held; then printf '%s\n' "$line" >>build/summary.txt; else printf '%s\n' "$line"; fi
   done
 }
@@ -302,11 +308,11 @@ fi
 
 report_skips
 report_times
-report_failures
 report_unsteady
 say "Seconds of each step"
 if [ "$tier" = default ]; then limit=(--limit "$budget"); else limit=(); fi
 python3 tools/test_budget.py --steps "${limit[@]}" "${steps[@]}"
+report_failures
 if [ ${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "${failed[@]}"; fi
 echo
 cat build/summary.txt
