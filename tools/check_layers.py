@@ -7,13 +7,13 @@ wait for half a minute.
 
 A finding is one line, `file:line: what; the rule`. Exit status 1 if there is any. The rules, in words:
 
-  base <- host <- store <- reduce <- backends <- group <- mesh <- dp, checkpoint <- nn <- tp, domain, ep <-
-  train <- models <- capi <- capi_train
+  base <- host <- store <- reduce <- backends <- group <- mesh <- dp, checkpoint <- nn <- tp, domain, ep,
+  pp <- train <- models <- capi <- capi_train
        <- tools, bench, examples
 
    (ep is planned; there is no such folder yet)
 
-1. A file includes its own folder or one to the left. tp, domain and ep do not know each other.
+1. A file includes its own folder or one to the left. tp, domain, ep and pp do not know each other.
 2. nn communicates through boundaries alone: it includes nothing of store, backends or group.
 3. An include names its layer ("weft/base/error.hpp", "host/arena.hpp"), never a bare or relative path.
 4. Public headers (include/) include public headers and the C and C++ standard libraries only.
@@ -53,7 +53,7 @@ import re
 import sys
 import tempfile
 
-COLUMNS = [["base"], ["host"], ["store"], ["reduce"], ["backends"], ["group"], ["mesh"], ["dp", "checkpoint"], ["nn"], ["tp", "domain", "ep"], ["train"], ["models"], ["capi"], ["capi_train"],
+COLUMNS = [["base"], ["host"], ["store"], ["reduce"], ["backends"], ["group"], ["mesh"], ["dp", "checkpoint"], ["nn"], ["tp", "domain", "ep", "pp"], ["train"], ["models"], ["capi"], ["capi_train"],
            ["tools", "bench", "examples"]]
 COLUMN = {layer: i for i, column in enumerate(COLUMNS) for layer in column}
 PROGRAMS = {"tools", "bench", "examples"}

@@ -1,5 +1,5 @@
-// All headers that libweft_train adds to weft/weft.hpp: modules, layers and optimizers (nn), tensor and
-// domain parallel (tp, domain), training (train) and the models. Link weft::weft_train.
+// All headers that libweft_train adds to weft/weft.hpp: modules, layers and optimizers (nn), tensor,
+// domain and pipeline parallel (tp, domain, pp), training (train) and the models. Link weft::weft_train.
 #pragma once
 
 #include "weft/domain/domain.hpp"
@@ -36,6 +36,7 @@
 #include "weft/nn/segments.hpp"
 #include "weft/nn/spectral_norm.hpp"
 #include "weft/nn/window_attention.hpp"
+#include "weft/pp/schedule.hpp"
 #include "weft/tp/conv.hpp"
 #include "weft/tp/element_loss.hpp"
 #include "weft/tp/linear.hpp"

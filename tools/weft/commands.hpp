@@ -25,6 +25,8 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
 void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
 void add_doctor(CLI::App& app, Body& chosen);
 void add_check(CLI::App& app, Body& chosen);
+/// `check`: the sub-command that add_check() adds.
+void add_check_schedule(CLI::App& check, Body& chosen);
 void add_checkpoint(CLI::App& app, Body& chosen);
 void add_bench(CLI::App& app, Body& chosen);
 

@@ -152,7 +152,9 @@ void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& 
   c->add_option("--json", o.json, "Write a summary to this file, too");
   c->add_option("--programs-file", f->programs_file)->group("");  // the ranks of an mpirun
   c->add_option("--reports-file", f->reports_file)->group("");
-  c->callback([f, &chosen, others] { chosen = [f, others] { return check(*f, others); }; });
+  c->callback([f, c, &chosen, others] {
+    if (c->get_subcommands().empty()) chosen = [f, others] { return check(*f, others); };
+  });
 }
 
 int check_main(int argc, char** argv, const MoreBackends& others) {
