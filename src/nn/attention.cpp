@@ -13,6 +13,7 @@
 #include "weft/host/copy.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/kernels.hpp"
+#include "weft/nn/key_value_cache.hpp"
 #include "weft/nn/layouts.hpp"
 
 namespace weft {
@@ -177,6 +178,41 @@ OwnPlan plan_of_heads() {
                      {"o_proj", "row"}}};
 }
 
+// Attention of the last s.seq of all known positions, over all of them.
+Tensor attend_known(Frame& frame, const Tensor& q, const KeyValues& known, const kernels::AttentionShape& s) {
+  Compute& compute = frame.compute();
+  kernels::KernelContext& ctx = frame.kernels();
+  const bool narrow = q.dtype() == DType::bf16;
+  const Tensor wide = narrow ? compute.make(q.shape()) : q;
+  if (narrow) kernels::widen_bf16(ctx, q.data_ptr<bf16>(), wide.data_ptr<float>(), q.count());
+  const Tensor out = compute.make(q.shape());
+  const kernels::AttentionPiece piece{.batch = 1,
+                                      .queries = s.seq,
+                                      .keys = known.size,
+                                      .heads = s.heads,
+                                      .kv_heads = s.kv_heads,
+                                      .head_dim = s.head_dim,
+                                      .first_query = known.size - s.seq,
+                                      .first_key = 0,
+                                      .causal = true,
+                                      .begins = true,
+                                      .ends = true,
+                                      .bf16_products = s.bf16_products};
+  const Tensor softmax = compute.make({s.heads, s.seq, kernels::kSoftmaxTerms});
+  for (std::int64_t sample = 0; sample < s.batch; ++sample) {
+    const std::int64_t at = sample * piece.q_elements(),
+                       known_at = sample * known.most * s.kv_heads * s.head_dim;
+    kernels::attention_piece_forward(ctx, wide.data_ptr<float>() + at,
+                                     known.keys.data_ptr<float>() + known_at,
+                                     known.values.data_ptr<float>() + known_at, {},
+                                     out.data_ptr<float>() + at, softmax.data_ptr<float>(), piece);
+  }
+  if (!narrow) return out.with_layout(q.layout());
+  const Tensor rounded = compute.make(q.shape(), DType::bf16);
+  kernels::round_to_bf16(ctx, out.data_ptr<float>(), rounded.data_ptr<bf16>(), out.count());
+  return rounded.with_layout(q.layout());
+}
+
 }  // namespace
 
 OwnPlan Attention::class_plan() const { return plan_of_heads(); }
@@ -195,21 +231,34 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
   const Tensor v = v_proj.forward(x, frame)[0];
   kernels::AttentionShape s = share_of_heads(*this, config_, q_plain, k_plain, v);
   s.bf16_products = bf16_products(*q_proj.weight);
-  if (s.seq > rope_->positions || rope_->half * 2 != s.head_dim)
+  if (known_ != nullptr && frame.keeps())
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("\"{}\": a key/value cache exists, and the pass keeps tensors for a backward pass; "
+                    "expected Frame::inference",
+                    path()));
+  const std::int64_t first = known_ == nullptr ? 0 : known_->size;  // the position of the first token
+  if (first + s.seq > rope_->positions || rope_->half * 2 != s.head_dim)
     throw Error(
         ErrorCode::bad_argument,
         fmt::format(
             "\"{}\": sequence {} of head_dim {}; the rotary tables are for {} positions and head_dim {}",
-            path(), s.seq, s.head_dim, rope_->positions, rope_->half * 2));
+            path(), first + s.seq, s.head_dim, rope_->positions, rope_->half * 2));
   const Tensor q = compute.make(q_plain.shape(), q_plain.dtype()).with_layout(q_plain.layout());
   const Tensor k = compute.make(k_plain.shape(), k_plain.dtype()).with_layout(k_plain.layout());
-  const RopePointers rope = on_device(compute, rope_);
+  RopePointers rope = on_device(compute, rope_);
+  rope.cos += first * rope_->half;
+  rope.sin += first * rope_->half;
   by_element(q_plain, [&]<class T>() {
     kernels::rope_forward(frame.kernels(), q_plain.data_ptr<T>(), rope.cos, rope.sin, q.data_ptr<T>(),
                           {s.batch, s.seq, s.heads, s.head_dim});
     kernels::rope_forward(frame.kernels(), k_plain.data_ptr<T>(), rope.cos, rope.sin, k.data_ptr<T>(),
                           {s.batch, s.seq, s.kv_heads, s.head_dim});
   });
+  if (known_ != nullptr) {
+    known_->append(compute, k, v);
+    return o_proj.forward(attend_known(frame, q, *known_, s), frame);
+  }
   const Tensor out = compute.make(q.shape(), q.dtype()).with_layout(q.layout());
   const Tensor softmax = compute.make({s.batch, s.heads, s.seq, kernels::kSoftmaxTerms});
   by_element(q, [&]<class T>() {

@@ -23,6 +23,7 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
 /// `words`: the whole command line, for starting ranks with equal flags, and for finding --config.
 void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
 void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
+void add_sample(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
 void add_doctor(CLI::App& app, Body& chosen);
 void add_check(CLI::App& app, Body& chosen);
 /// `check`: the sub-command that add_check() adds.

@@ -160,6 +160,7 @@ int run(const std::vector<std::string>& given) {
 #ifdef WEFT_HAVE_TRAIN
   weft::tools::add_train(app, given, chosen);
   weft::tools::add_parity(app, given, chosen);
+  weft::tools::add_sample(app, given, chosen);
 #endif
   weft::tools::add_doctor(app, chosen);
 #ifdef WEFT_HAVE_CHECK_AND_BENCH

@@ -9,6 +9,8 @@
 
 namespace weft {
 
+struct KeyValues;
+
 /// Rotary position tables: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding",
 /// 2021. Features i and i + head_dim/2 form a pair, which is rotated by the angle position ·
 /// theta^(−2i/head_dim). The tables are computed in f32.
@@ -47,6 +49,10 @@ class Attention : public Module {
   }
   void set_rope(std::shared_ptr<const RopeTables> rope) noexcept { rope_ = std::move(rope); }
   const std::shared_ptr<const RopeTables>& rope() const noexcept { return rope_; }
+  /// For KeyValueCache: where forward passes keep keys and values, so that they go on behind the positions
+  /// that are known; null: nowhere.
+  void remember(KeyValues* known) noexcept { known_ = known; }
+  const KeyValues* known() const noexcept { return known_; }
   bool has_exact_rule() const override { return typeid(*this) == typeid(Attention); }
 
  protected:
@@ -57,6 +63,7 @@ class Attention : public Module {
   Tensors do_backward(Inputs dy, Frame& frame) override;
   AttentionConfig config_;
   std::shared_ptr<const RopeTables> rope_;
+  KeyValues* known_ = nullptr;
 };
 
 struct CrossAttentionConfig {

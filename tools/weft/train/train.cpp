@@ -20,11 +20,11 @@
 #include "launcher.hpp"
 #include "number_flag.hpp"
 #include "progress_bar.hpp"
+#include "ranks_flag.hpp"
 #include "save_folder.hpp"
 #include "stop_request.hpp"
 #include "train_flags.hpp"
 #include "trainer.hpp"
-#include "weft/base/env.hpp"
 
 namespace weft::tools {
 namespace {
@@ -210,24 +210,8 @@ int train(const Flags& flags) {
   return stopped == 0 ? 0 : 128 + stopped;
 }
 
-// Returns the same command line for each of the ranks, without the flags that start ranks.
-std::vector<std::string> command_of_a_rank(const std::vector<std::string>& words) {
-  std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string()};
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    if (words[i] == "--ranks") {
-      ++i;
-    } else if (!words[i].starts_with("--ranks=")) {
-      command.push_back(words[i]);
-    }
-  }
-  command.push_back("--ranks=0");  // --config may say otherwise
-  return command;
-}
-
 int start_ranks(const Flags& flags, const std::vector<std::string>& words) {
-  if (env::get("WEFT_RANK") || env::get("RANK"))
-    throw Error(ErrorCode::bad_argument,
-                "train: --ranks starts ranks, but this process is a rank already (WEFT_RANK or RANK is set)");
+  expect_no_rank("train");
   // Checks the options here once, rather than once per rank.
   flags.config.check(flags.ranks);
   if (!flags.save.empty()) look_at_save_folder(flags.save, flags.config, flags.resume, flags.overwrite);

@@ -12,6 +12,7 @@
 #include "base/hash.hpp"
 #include "base/text/plain_streams.hpp"
 #include "weft/base/env.hpp"
+#include "weft/models/transformer_text.hpp"
 #include "weft/nn/exact.hpp"
 
 namespace weft::tools {
@@ -302,13 +303,17 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
   return identity;
 }
 
+CheckpointExtra Training::extra() const {
+  return {{"run", identity_of(config_, text_)}, {"model", transformer_text(config_.model)}};
+}
+
 void Training::save(const std::filesystem::path& directory, int keep) {
-  trainer_.save(directory, {{"run", identity_of(config_, text_)}}, {.keep = keep});
+  trainer_.save(directory, extra(), {.keep = keep});
 }
 
 void Training::start_save(const std::filesystem::path& directory, int keep) {
   if (!saves_) saves_.emplace(parts_.mesh);
-  trainer_.save(*saves_, directory, {{"run", identity_of(config_, text_)}}, {.keep = keep});
+  trainer_.save(*saves_, directory, extra(), {.keep = keep});
 }
 
 void Training::finish_save() {

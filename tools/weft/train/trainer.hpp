@@ -114,6 +114,8 @@ class Training {
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
 
  private:
+  /// The words of a checkpoint on its run, and its model.
+  CheckpointExtra extra() const;
   TrainConfig config_;
   std::vector<unsigned char> text_;
   Compute compute_;
