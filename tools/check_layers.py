@@ -11,8 +11,6 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
   pp <- train <- models <- capi <- capi_train
        <- tools, bench, examples
 
-   (ep is planned; there is no such folder yet)
-
 1. A file includes its own folder or one to the left. tp, domain, ep and pp do not know each other.
 2. nn communicates through boundaries alone: it includes nothing of store, backends or group.
 3. An include names its layer ("weft/base/error.hpp", "host/arena.hpp"), never a bare or relative path.

@@ -1,9 +1,14 @@
 // All headers that libweft_train adds to weft/weft.hpp: modules, layers and optimizers (nn), tensor,
-// domain and pipeline parallel (tp, domain, pp), training (train) and the models. Link weft::weft_train.
+// domain, expert and pipeline parallel (tp, domain, ep, pp), training (train) and the models. Link
+// weft::weft_train.
 #pragma once
 
 #include "weft/domain/domain.hpp"
 #include "weft/domain/loss.hpp"
+#include "weft/ep/dispatch.hpp"
+#include "weft/ep/experts.hpp"
+#include "weft/ep/moe.hpp"
+#include "weft/ep/router.hpp"
 #include "weft/models/build.hpp"
 #include "weft/models/recipe.hpp"
 #include "weft/models/remap.hpp"

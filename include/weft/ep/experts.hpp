@@ -1,0 +1,84 @@
+// The experts of a layer: feed-forward networks, whose weights lie in one tensor for each matrix. Functions
+// on views, and the module. On the host; one thread per rank.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "weft/base/view.hpp"
+#include "weft/nn/kernels.hpp"
+#include "weft/nn/module.hpp"
+
+namespace weft {
+
+/// swiglu: y = down(silu(gate(x)) · up(x)) (N. Shazeer, "GLU Variants Improve Transformer", 2020). The
+/// others: y = down(f(up(x))), without a gate.
+enum class ExpertKind : unsigned char { swiglu, silu, gelu, relu };
+
+/// The weights of several experts, one after the other; f32, or all bf16.
+struct ExpertWeights {
+  ConstTensorView gate{};  ///< (experts, hidden, dim); empty unless the kind is swiglu
+  ConstTensorView up{};    ///< (experts, hidden, dim)
+  ConstTensorView down{};  ///< (experts, dim, hidden)
+};
+/// The forward pass keeps these for the backward pass; all have the dtype of x.
+struct ExpertActivations {
+  TensorView gate{};    ///< (rows, hidden); empty unless the kind is swiglu
+  TensorView up{};      ///< (rows, hidden)
+  TensorView hidden{};  ///< (rows, hidden)
+};
+/// f32, of the shapes of the weights. An empty view: that gradient is not wanted.
+struct ExpertGradients {
+  TensorView gate{}, up{}, down{};
+  /// Whether each of them is added to what is there; otherwise it is overwritten.
+  bool add_gate = false, add_up = false, add_down = false;
+};
+
+/// y = the experts of x. x, y: (rows, dim), f32, or bf16 with weights in bf16; the rows of expert i are
+/// offsets[i] to offsets[i + 1]. One product for each expert and matrix, of just its rows: nothing is padded,
+/// and an expert without rows costs nothing. Sums are in f32. Throws bad_argument, naming the view, if
+/// a shape or dtype does not fit.
+void experts_forward(kernels::KernelContext& ctx, ExpertKind kind, const ConstTensorView& x,
+                     std::span<const std::int64_t> offsets, const ExpertWeights& weights,
+                     const ExpertActivations& kept, const TensorView& y);
+/// dx and gradients from dy. x and kept: of the forward pass; dx, dy: (rows, dim), of its dtype. kept is used
+/// up: it holds gradients afterwards.
+void experts_backward(kernels::KernelContext& ctx, ExpertKind kind, const ConstTensorView& dy,
+                      const ConstTensorView& x, std::span<const std::int64_t> offsets,
+                      const ExpertWeights& weights, const ExpertActivations& kept, const TensorView& dx,
+                      const ExpertGradients& gradients);
+
+/// The experts of one layer, as a module. Inputs: rows (rows, dim), and offsets, i64 (experts of this rank +
+/// 1). Output: (rows, dim). Parameters: gate_proj, up_proj (experts, hidden, dim), down_proj (experts, dim,
+/// hidden).
+///
+/// Over an axis that splits the first dimension (apply_expert_parallel), each rank has the experts
+/// [experts·r/n …), the first ones one more if they are uneven. Over a tensor axis that splits `hidden`,
+/// outputs and the gradients of rows are contributions to a sum, which MoE adds up. Rows are plain tensors:
+/// how many a rank has depends on the routing. The gradient of a weight is a contribution on the axes that
+/// set_sample_axes() names.
+class Experts : public Module {
+ public:
+  Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden, ExpertKind kind = ExpertKind::swiglu,
+          Init init = Normal{0.02}, Init down_init = Normal{0.02});
+
+  ParameterRef gate_proj, up_proj, down_proj;  ///< gate_proj: null unless the kind is swiglu
+  ExpertKind kind() const noexcept { return kind_; }
+  std::int64_t experts() const noexcept { return up_proj->global_shape()[0]; }
+  std::int64_t hidden() const noexcept { return up_proj->global_shape()[1]; }
+  std::int64_t dim() const noexcept { return up_proj->global_shape()[2]; }
+
+  /// The layout of the tokens that the rows are from: gradients of weights are Partial on the axes that split
+  /// it, except those that split the experts. MoE calls it before each pass.
+  void set_tokens_layout(LayoutRef x) { tokens_layout_ = std::move(x); }
+  ShardRule shard_rule(Split split) const override;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  LayoutRef gradient_layout(const Parameter& p) const;
+  ExpertKind kind_;
+  LayoutRef tokens_layout_;
+};
+
+}  // namespace weft

@@ -1,0 +1,224 @@
+// Rows travel to their experts and back, whatever is routed, and all ranks make the same calls.
+#include "weft/ep/dispatch.hpp"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "support/calls_made.hpp"
+#include "support/errors.hpp"
+#include "support/run_ranks.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::dispatch_test {
+namespace {
+
+using test::Rank;
+using test::Ranks;
+using Numbers = std::vector<std::int64_t>;
+
+// A random routing, the same on all ranks: tokens of each rank, and the choices of all tokens.
+struct Routing {
+  Numbers tokens, first_experts;
+  int top_k;
+  std::vector<std::int32_t> experts;
+  std::vector<float> weights;
+};
+
+Routing random_routing(std::mt19937& random, int ranks) {
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  Routing r;
+  r.first_experts = {0};
+  for (int i = 0; i < ranks; ++i) r.first_experts.push_back(r.first_experts.back() + 1 + below(3));
+  const auto experts = static_cast<int>(r.first_experts.back());
+  r.top_k = 1 + below(std::min(experts, 4));
+  const int kind =
+      below(6);  // any; one expert is liked by all; some are liked by none; tokens on one rank alone
+  for (int i = 0; i < ranks; ++i) r.tokens.push_back(kind == 3 && i != 1 % ranks ? 0 : below(7));
+  if (kind == 4) std::ranges::fill(r.tokens, 0);
+  std::vector<std::int32_t> all(static_cast<std::size_t>(experts));
+  std::iota(all.begin(), all.end(), 0);
+  for (std::int64_t t = 0; t < std::accumulate(r.tokens.begin(), r.tokens.end(), std::int64_t{0}); ++t) {
+    if (kind != 1)
+      std::shuffle(all.begin(), kind == 2 && r.top_k < experts ? all.end() - 1 : all.end(), random);
+    for (int k = 0; k < r.top_k; ++k) {
+      const std::int32_t e = all[static_cast<std::size_t>(k)];
+      r.experts.push_back(kind == 5 && below(2) == 0 ? ~e : e);
+      r.weights.push_back(static_cast<float>(below(5)) - 2);
+    }
+  }
+  return r;
+}
+
+int occurrences(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+// Whole numbers, exact in f32.
+float element(std::int64_t token, std::int64_t column) { return static_cast<float>(token * 10 + column); }
+
+TEST(Dispatch, AThousandRandomRoutings) {
+  for (const int ranks : {1, 2, 3, 4})
+    test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+      Compute compute(rank.context);
+      std::mt19937 random(17);
+      constexpr std::int64_t kWidth = 3;
+      for (int i = 0; i < 1000; ++i) {
+        SCOPED_TRACE("routing " + std::to_string(i));
+        const Routing r = random_routing(random, ranks);
+        const auto me = static_cast<std::size_t>(rank.rank);
+        const std::int64_t first = std::accumulate(r.tokens.begin(), r.tokens.begin() + rank.rank,
+                                                   std::int64_t{0}),
+                           own = r.tokens[me];
+        Tensor experts(rank.context, {own, r.top_k}, DType::i32), weights(rank.context, {own, r.top_k}),
+            x(rank.context, {own, kWidth});
+        std::copy_n(r.experts.begin() + first * r.top_k, own * r.top_k, experts.as<std::int32_t>().begin());
+        std::copy_n(r.weights.begin() + first * r.top_k, own * r.top_k, weights.f32().begin());
+        for (std::int64_t t = 0; t < own; ++t)
+          for (std::int64_t c = 0; c < kWidth; ++c)
+            x.f32()[static_cast<std::size_t>(t * kWidth + c)] = element(first + t, c);
+        const ExpertChoices choices = gather_choices(compute, rank.group(), experts, weights);
+        ASSERT_TRUE(std::ranges::equal(choices.experts.as<std::int32_t>(), r.experts));
+        ASSERT_EQ(choices.tokens, r.tokens);
+        const TokenRoutes routes(choices, rank.rank, r.top_k, r.first_experts);
+
+        // By expert, then by token, as on one rank.
+        const Tensor rows = routes.start_dispatch(compute, &rank.group(), x).finish();
+        std::size_t row = 0;
+        for (std::int64_t e = r.first_experts[me]; e < r.first_experts[me + 1]; ++e) {
+          ASSERT_EQ(routes.offsets()[static_cast<std::size_t>(e - r.first_experts[me])],
+                    static_cast<std::int64_t>(row));
+          for (std::size_t at = 0; at < r.experts.size(); ++at) {
+            if (r.experts[at] != e) continue;
+            for (std::int64_t c = 0; c < kWidth; ++c)
+              ASSERT_EQ(rows.f32()[row * kWidth + static_cast<std::size_t>(c)],
+                        element(static_cast<std::int64_t>(at) / r.top_k, c));
+            ASSERT_EQ(routes.row_weights()[row], r.weights[at]);
+            ++row;
+          }
+        }
+        ASSERT_EQ(rows.size(0), static_cast<std::int64_t>(row));
+
+        // Expert e adds e; what comes back is the sum of weight · (x + e).
+        for (std::size_t e = 0; e + 1 < routes.offsets().size(); ++e)
+          for (std::int64_t at = routes.offsets()[e] * kWidth; at < routes.offsets()[e + 1] * kWidth; ++at)
+            rows.f32()[static_cast<std::size_t>(at)] +=
+                static_cast<float>(r.first_experts[me] + static_cast<std::int64_t>(e));
+        const Tensor results = routes.start_combine(compute, &rank.group(), rows).finish();
+        const Tensor y(rank.context, {own, kWidth}), dweights(rank.context, {own, r.top_k});
+        routes.weighted_sum(results, weights.view(), y);
+        routes.row_products(results, x, dweights);
+        for (std::int64_t t = 0; t < own; ++t) {
+          for (std::int64_t c = 0; c < kWidth; ++c) {
+            float expected = 0;
+            for (std::int64_t at = (first + t) * r.top_k; at < (first + t + 1) * r.top_k; ++at)
+              if (const auto e = r.experts[static_cast<std::size_t>(at)]; e >= 0)
+                expected +=
+                    r.weights[static_cast<std::size_t>(at)] * (element(first + t, c) + static_cast<float>(e));
+            ASSERT_EQ(y.f32()[static_cast<std::size_t>(t * kWidth + c)], expected);
+          }
+          for (int k = 0; k < r.top_k; ++k) {
+            const std::int32_t e = r.experts[static_cast<std::size_t>((first + t) * r.top_k + k)];
+            float expected = 0;
+            for (std::int64_t c = 0; e >= 0 && c < kWidth; ++c)
+              expected += element(first + t, c) * (element(first + t, c) + static_cast<float>(e));
+            ASSERT_EQ(dweights.f32()[static_cast<std::size_t>(t * r.top_k + k)], expected);
+          }
+        }
+        if (ranks == 1 || i != 249) continue;
+        // The recorder: this rank has made four calls for each routing, whatever was routed.
+        EXPECT_EQ(test::calls_made(rank.group()), 1000);
+        const std::string trace = rank.group().trace_json();
+        EXPECT_EQ(occurrences(trace, "\"all_gather\""), 250);
+        EXPECT_EQ(occurrences(trace, "\"all_gather_v\""), 250);
+        EXPECT_EQ(occurrences(trace, "\"all_to_all_v\""), 500);
+      }
+    });
+}
+
+TEST(Dispatch, ATokenIsSentOnceToEachRank) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Compute compute(rank.context);
+    // Each rank has one token, which chose three experts of the other rank and one of its own.
+    const Tensor experts(rank.context, {1, 4}, DType::i32), weights(rank.context, {1, 4});
+    for (std::size_t k = 0; k < 4; ++k) {
+      experts.as<std::int32_t>()[k] =
+          static_cast<std::int32_t>(k < 3 ? (1 - rank.rank) * 4 + static_cast<int>(k) : rank.rank * 4 + 3);
+      weights.f32()[k] = 1;
+    }
+    const ExpertChoices choices = gather_choices(compute, rank.group(), experts, weights);
+    const TokenRoutes routes(choices, rank.rank, 4, Numbers{0, 4, 8});
+    EXPECT_EQ(routes.sent_rows(), 1);
+    EXPECT_EQ(routes.received_rows(), 1);
+    EXPECT_EQ(routes.rows(), 4);
+  });
+}
+
+TEST(Dispatch, RefusesByName) {
+  Context context;
+  const auto routes = [&](std::vector<std::int32_t> experts) {
+    const auto count = static_cast<std::int64_t>(experts.size());
+    const Tensor chosen(context, {count}, DType::i32), weights(context, {count});
+    std::ranges::copy(experts, chosen.as<std::int32_t>().begin());
+    const Numbers first{0, 4};
+    return TokenRoutes({chosen, weights, {count / 2}}, 0, 2, first).rows();
+  };
+  EXPECT_EQ(routes({0, 3, 2, ~1}), 3);
+  test::expect_error(ErrorCode::bad_argument, "token_routes: choice 1 of token 1 is expert 4; there are 4",
+                     [&] {
+                       return routes({0, 1, 2, 4});
+                     });
+  test::expect_error(ErrorCode::bad_argument, "token_routes: token 1 chose expert 2 twice", [&] {
+    return routes({0, 1, 2, 2});
+  });
+  test::expect_error(ErrorCode::bad_argument, "token_routes: 3 choices; expected 1 tokens x 2", [&] {
+    return routes({0, 1, 2});
+  });
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Compute compute(rank.context);
+    const Tensor experts(rank.context, {0, rank.rank + 1}, DType::i32),
+        weights(rank.context, {0, rank.rank + 1});
+    test::expect_error(
+        ErrorCode::mismatch,
+        "gather_choices: tokens choose 1 experts on rank 0 and 2 on rank 1; expected the same on all "
+        "ranks",
+        [&] { return gather_choices(compute, rank.group(), experts, weights).tokens; });
+  });
+}
+
+TEST(Dispatch, AKilledRankIsNamed) {
+  test::RankProcesses ranks(3, [](Rank& rank) {
+    Compute compute(rank.context);
+    const Tensor experts(rank.context, {2, 1}, DType::i32), weights(rank.context, {2, 1}),
+        x(rank.context, {2, 4});
+    experts.as<std::int32_t>()[0] = 0, experts.as<std::int32_t>()[1] = 2;
+    ProcessGroup& group = rank.group();
+    group.barrier().wait();
+    rank.meet("ready");
+    const Error e = test::error_of([&] {
+      for (;;) {
+        const ExpertChoices choices = gather_choices(compute, group, experts, weights);
+        const TokenRoutes routes(choices, rank.rank, 1, Numbers{0, 1, 2, 3});
+        const Tensor rows = routes.start_dispatch(compute, &group, x).finish();
+        routes.start_combine(compute, &group, rows).finish();
+      }
+      return 0;
+    });
+    EXPECT_EQ(e.code(), ErrorCode::peer_lost);
+    EXPECT_EQ(test::ranks_of(e), std::vector<int>{1});
+  });
+  ranks.store().get("test/met/ready", Deadline::after(std::chrono::seconds(10)));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // in the middle of a pass
+  ranks[1].kill(SIGKILL);
+  ranks.finish({1});
+}
+
+}  // namespace
+}  // namespace weft::dispatch_test
