@@ -1,0 +1,383 @@
+#include "weft/pp/pipeline.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <set>
+
+#include "pp/pipe_net.hpp"
+#include "pp/random_schedule.hpp"
+#include "support/errors.hpp"
+
+namespace weft::pipeline_test {
+namespace {
+
+using test::error_of;
+using test::error_text;
+using test::PipeData;
+using test::PipeOutcome;
+using test::Rank;
+using test::Ranks;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr PipelineKind kTraining[] = {PipelineKind::gpipe, PipelineKind::one_f_one_b,
+                                      PipelineKind::interleaved, PipelineKind::zero_bubble};
+
+int per_rank(PipelineKind kind) { return kind == PipelineKind::interleaved ? 2 : 1; }
+
+// 1 to 4 ranks, 1 to 8 micro-batches (fewer than stages, too, and an uneven last one), all schedules.
+TEST(Pipeline, HasTheBitsOfOneRank) {
+  for (int ranks = 1; ranks <= 4; ++ranks)
+    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
+      for (int micro_batches = 1; micro_batches <= 8; ++micro_batches) {
+        const PipeOutcome serial = test::serial_outcome(rank.context, micro_batches);
+        for (const PipelineKind kind : kTraining) {
+          SCOPED_TRACE(fmt::format("{}, {} ranks, {} micro-batches", name(kind), rank.size, micro_batches));
+          const PipelineSchedule s = make_pipeline_schedule(kind, rank.size, micro_batches, per_rank(kind));
+          test::expect_serial(test::pipeline_outcome(rank, s), serial, rank.size);
+        }
+      }
+    });
+}
+
+TEST(Pipeline, RunsAThousandRandomSchedules) {
+  std::vector<PipelineSchedule> all;
+  std::mt19937 random(4);
+  const auto range = test::RandomScheduleRange{.ranks = 4, .stages_per_rank = 2, .micro_batches = 5};
+  for (int i = 0; i < 1000; ++i) all.push_back(test::random_schedule(random, range));
+  for (int ranks = 1; ranks <= 4; ++ranks)
+    test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+      std::map<int, PipeOutcome> serial;
+      for (int m = 1; m <= range.micro_batches; ++m) serial[m] = test::serial_outcome(rank.context, m);
+      for (const PipelineSchedule& s : all) {
+        if (s.ranks != rank.size) continue;
+        SCOPED_TRACE(to_string(s));
+        test::expect_serial(test::pipeline_outcome(rank, s), serial[s.micro_batches], rank.size);
+        if (testing::Test::HasFailure()) return;
+      }
+    });
+}
+
+// Forward passes alone: losses where there is a loss, outputs on the last rank where there is none.
+TEST(Pipeline, EvaluatesWithoutBackwardPasses) {
+  for (const bool scored : {true, false})
+    test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
+      Compute compute(rank.context);
+      const auto net = test::pipe_net(), whole = test::pipe_net();
+      MeanSquaredError loss;
+      const PipelineSchedule s = make_pipeline_schedule(PipelineKind::forward_only, 3, 4, 2);
+      Pipeline pipeline(*net, scored ? &loss : nullptr, rank.group(), compute, test::pipe_options(*net, s));
+      pipeline.materialise(7);
+      materialise(*whole, compute);
+      initialise(*whole, 7);
+      const PipeData data(rank.context, 4);
+      const PipelineResult result = pipeline.run(data.batches(), {});
+      EXPECT_EQ(result.losses.size(), scored ? 4u : 0u);
+      EXPECT_EQ(result.outputs.size(), rank.rank == 2 ? 4u : 0u);
+      for (std::size_t m = 0; m < 4; ++m) {
+        Frame frame = Frame::inference(compute);
+        const PipelineMicroBatch& b = data.batches()[m];
+        const Tensor y = whole->forward(b.inputs, frame)[0];
+        if (scored) {
+          EXPECT_EQ(result.losses[m],
+                    loss.forward({y, b.targets[0], b.targets[1]}, frame)[0].as<double>()[0]);
+        }
+        if (rank.rank == 2) {
+          EXPECT_THAT(result.outputs[m][0].f32(), ::testing::ElementsAreArray(y.f32()));
+        }
+      }
+      for (const Parameter* p : pipeline.parameters()) EXPECT_FALSE(p->has_gradient());
+    });
+}
+
+// A rank has memory for its own stages alone; names and values are those of the whole model.
+TEST(Pipeline, ARankHoldsItsOwnStages) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Compute compute(rank.context);
+    const auto net = test::pipe_net();
+    MeanSquaredError loss;
+    const PipelineSchedule s = make_pipeline_schedule(PipelineKind::interleaved, 2, 2, 2);
+    Pipeline pipeline(*net, &loss, rank.group(), compute, test::pipe_options(*net, s));
+    EXPECT_THAT(pipeline.stages(), ElementsAre(rank.rank, rank.rank + 2));
+    pipeline.materialise(7);
+    std::set<std::string> own;
+    for (const Parameter* p : pipeline.parameters()) own.insert(p->path());
+    for (const Parameter* p : net->parameters())
+      EXPECT_EQ(p->materialised(), own.contains(p->path())) << p->path();
+    EXPECT_EQ(own.contains("0.weight"), rank.rank == 0);
+    EXPECT_EQ(own.contains("7.weight"), rank.rank == 1);
+    pipeline.run(PipeData(rank.context, 2).batches(), {.seed = 1, .step = 0});
+    ASSERT_EQ(pipeline.spans().size(), 8u);
+    for (const PipelineTimeline::Span& span : pipeline.spans()) EXPECT_LE(span.begin, span.end);
+  });
+}
+
+// --- faults ---
+
+// Eight modules of which one throws, stops or dies in a given forward pass.
+class Trips : public Module {
+ public:
+  Trips(int at, std::function<void()> trip) : at_(at), trip_(std::move(trip)) {}
+
+ private:
+  Tensors do_forward(Inputs x, Frame&) override {
+    if (count_++ == at_) trip_();
+    return {x[0]};
+  }
+  Tensors do_backward(Inputs dy, Frame&) override {
+    if (count_++ == at_) trip_();
+    return {dy[0]};
+  }
+  int count_ = 0;
+  const int at_;
+  const std::function<void()> trip_;
+};
+
+// A pipeline of four ranks whose rank 2 trips in its pass number `at`.
+Error error_of_run(Rank& rank, PipelineKind kind, int at, const std::function<void()>& trip) {
+  Compute compute(rank.context);
+  Sequential net;
+  for (int i = 0; i < 4; ++i) {
+    auto stage = std::make_unique<Sequential>();
+    stage->append(std::make_unique<Linear>(test::kFeatures, test::kFeatures, true, Normal{0.4}));
+    if (i == 2) stage->append(std::make_unique<Trips>(at, trip));
+    net.append(std::move(stage));
+  }
+  MeanSquaredError loss;
+  Pipeline pipeline(net, &loss, rank.group(), compute,
+                    {make_pipeline_schedule(kind, 4, 5), {{"0"}, {"1"}, {"2"}, {"3"}}, test::pipe_border});
+  pipeline.materialise(7);
+  const PipeData data(rank.context, 5);
+  return error_of([&] {
+    for (int step = 0; step < 3; ++step) pipeline.run(data.batches(), {.seed = 5, .step = step});
+  });
+}
+
+TEST(Pipeline, AnErrorOfAPassReachesAllRanks) {
+  for (const PipelineKind kind : {PipelineKind::gpipe, PipelineKind::one_f_one_b, PipelineKind::zero_bubble})
+    for (const int at : {0, 3, 7, 12})
+      test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+        const Error e =
+            error_of_run(rank, kind, at, [] { throw Error(ErrorCode::bad_argument, "a bad layer"); });
+        EXPECT_EQ(e.code(), rank.rank == 2 ? ErrorCode::bad_argument : ErrorCode::aborted);
+        EXPECT_THAT(e.what(), HasSubstr("a bad layer"));
+        if (rank.rank != 2) {
+          EXPECT_THAT(e.what(), HasSubstr("pipeline: rank 2, action"));
+        }
+      });
+}
+
+TEST(Pipeline, AKilledStageIsNamedByAllOthers) {
+  std::mt19937 random(6);
+  for (const PipelineKind kind : {PipelineKind::gpipe, PipelineKind::one_f_one_b, PipelineKind::zero_bubble})
+    for (int i = 0; i < 3; ++i) {
+      const int at = static_cast<int>(random() % 20);
+      SCOPED_TRACE(fmt::format("{}, pass {}", name(kind), at));
+      test::RankProcesses ranks(4, [&](Rank& rank) {
+        const Error e = error_of_run(rank, kind, at, [] { ::kill(::getpid(), SIGKILL); });
+        EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+        EXPECT_THAT(e.ranks(), ElementsAre(2)) << e.what();
+      });
+      ranks.finish({2});
+    }
+}
+
+TEST(Pipeline, AStoppedStageIsNamedByAllOthers) {
+  test::RankOptions options;
+  options.deadline = std::chrono::seconds(2);
+  for (const int at : {1, 8}) {
+    test::RankProcesses ranks(
+        4,
+        [&](Rank& rank) {
+          const Error e =
+              error_of_run(rank, PipelineKind::one_f_one_b, at, [] { ::kill(::getpid(), SIGSTOP); });
+          EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+          EXPECT_THAT(e.ranks(), ElementsAre(2)) << e.what();
+        },
+        options);
+    ranks.finish({2});
+  }
+}
+
+// --- arguments ---
+
+TEST(Pipeline, RanksCompareScheduleStagesAndShapes) {
+  struct Case {
+    std::string differs, text;
+  };
+  for (const Case& c : {Case{"schedule", "pipeline: rank 1 has another schedule than rank 0"},
+                        Case{"stages", "pipeline: rank 1 has another list of stages than rank 0"},
+                        Case{"step", "pipeline: rank 1 has another step than rank 0"},
+                        Case{"shapes",
+                             "pipeline: rank 1 has another list of shapes than rank 0; in front "
+                             "of stage 1 this rank has"}})
+    test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+      const bool other = rank.rank == 1;
+      const auto differs = [&](const char* what) { return other && c.differs == what; };
+      Compute compute(rank.context);
+      const auto net = test::pipe_net();
+      MeanSquaredError loss;
+      PipelineOptions options = test::pipe_options(
+          *net, make_pipeline_schedule(differs("schedule") ? PipelineKind::one_f_one_b : PipelineKind::gpipe,
+                                       2, 2));
+      if (differs("stages")) {
+        options.stages[1].insert(options.stages[1].begin(), options.stages[0].back());
+        options.stages[0].pop_back();
+      }
+      if (differs("shapes"))
+        options.border = [](int, const Tensors& x) { return PipelineBorder{x[0].shape(), DType::bf16}; };
+      Pipeline pipeline(*net, &loss, rank.group(), compute, options);
+      pipeline.materialise(7);
+      const Error e = error_of([&] {
+        pipeline.run(PipeData(rank.context, 2).batches(), {.seed = 5, .step = differs("step") ? 1 : 0});
+      });
+      EXPECT_EQ(e.code(), ErrorCode::mismatch);
+      EXPECT_THAT(e.what(), HasSubstr(c.text));
+      EXPECT_THAT(e.ranks(), ElementsAre(0, 1));
+    });
+}
+
+TEST(Pipeline, MicroBatchesThatDoNotFitAreRefusedByAll) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const auto net = test::pipe_net();
+    MeanSquaredError loss;
+    Pipeline pipeline(*net, &loss, rank.group(), compute,
+                      test::pipe_options(*net, make_pipeline_schedule(PipelineKind::gpipe, 2, 2)));
+    pipeline.materialise(7);
+    const auto text = [&](const std::vector<PipelineMicroBatch>& batches) {
+      return error_text(ErrorCode::bad_argument, [&] { pipeline.run(batches, {.seed = 5, .step = 0}); });
+    };
+    const PipeData two(rank.context, 2), three(rank.context, 3);
+    const std::string elsewhere = " was given micro-batches that do not fit; its own error says why";
+    EXPECT_EQ(text(rank.rank == 0 ? three.batches() : two.batches()),
+              rank.rank == 0 ? "pipeline: 3 micro-batches; schedule \"gpipe\" is for 2"
+                             : "pipeline: rank 0" + elsewhere);
+    std::vector<PipelineMicroBatch> batches = two.batches();
+    batches[1].targets.clear();
+    EXPECT_EQ(text(batches), rank.rank == 1 ? "pipeline: a micro-batch has no targets for the loss"
+                                            : "pipeline: rank 1" + elsewhere);
+    batches[0].inputs.clear();
+    EXPECT_EQ(text(batches), "pipeline: a micro-batch has no inputs; all ranks need their shapes");
+    // It goes on after that.
+    pipeline.run(two.batches(), {.seed = 5, .step = 0});
+  });
+}
+
+TEST(Pipeline, AStageThatGivesAnotherShapeIsAMismatch) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    Sequential net;
+    net.append(std::make_unique<Linear>(test::kFeatures, 5, true, Normal{0.4}));
+    net.append(std::make_unique<Linear>(5, test::kFeatures, true, Normal{0.4}));
+    MeanSquaredError loss;
+    Pipeline pipeline(net, &loss, rank.group(), compute,
+                      {make_pipeline_schedule(PipelineKind::gpipe, 2, 1), {{"0"}, {"1"}}, test::pipe_border});
+    pipeline.materialise(7);
+    const Error e =
+        error_of([&] { pipeline.run(PipeData(rank.context, 1).batches(), {.seed = 5, .step = 0}); });
+    const std::string text =
+        "pipeline: the output of stage 0 for micro-batch 0 is (3, 5) f32; the border in front of stage 1 is "
+        "(3, 6) "
+        "f32";
+    EXPECT_EQ(e.code(), rank.rank == 0 ? ErrorCode::mismatch : ErrorCode::aborted);
+    EXPECT_THAT(e.what(), HasSubstr(text));
+  });
+}
+
+TEST(Pipeline, OptionsAreChecked) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const auto net = test::pipe_net();
+    MeanSquaredError loss;
+    const auto text = [&](PipelineOptions options, Module* with) {
+      return error_text(ErrorCode::bad_argument,
+                        [&] { Pipeline(*net, with, rank.group(), compute, std::move(options)); });
+    };
+    const auto options = [&](int ranks) {
+      return test::pipe_options(*net, make_pipeline_schedule(PipelineKind::gpipe, ranks, 2));
+    };
+    EXPECT_EQ(text(options(3), &loss), "pipeline: schedule \"gpipe\" is for 3 ranks; the group has 2");
+    EXPECT_EQ(text(options(2), nullptr),
+              "pipeline: schedule \"gpipe\" has backward passes, and there is no loss");
+    PipelineOptions wrong = options(2);
+    wrong.border = nullptr;
+    EXPECT_EQ(text(wrong, &loss), "pipeline: border is empty; expected a function");
+    wrong = options(2);
+    wrong.stages.pop_back();
+    EXPECT_EQ(text(wrong, &loss), "pipeline: schedule \"gpipe\" has 2 stages; 1 are given");
+    wrong = options(2);
+    wrong.stages[1].pop_back();
+    EXPECT_EQ(text(wrong, &loss), "pipeline stages: parameter \"7.weight\" lies in no module of the stages");
+    wrong = options(2);
+    wrong.stages = {{"*"}, {"0"}};
+    EXPECT_EQ(text(wrong, &loss), "pipeline stages: \"0\" is there twice");
+  });
+}
+
+// --- stages ---
+
+TEST(PipelineStages, AreCutByWeight) {
+  const std::vector<std::string> five{"a", "b", "c", "d", "e"};
+  const auto sizes = [&](int stages, const std::vector<double>& weights) {
+    std::vector<std::size_t> all;
+    for (const auto& stage : split_stages(five, stages, weights)) all.push_back(stage.size());
+    return all;
+  };
+  EXPECT_THAT(sizes(1, {}), ElementsAre(5));
+  EXPECT_THAT(sizes(2, {}), ElementsAre(3, 2));
+  EXPECT_THAT(sizes(3, {}), ElementsAre(2, 2, 1));
+  EXPECT_THAT(sizes(5, {}), ElementsAre(1, 1, 1, 1, 1));
+  EXPECT_THAT(sizes(2, {0, 1, 1, 1, 3}), ElementsAre(4, 1));
+  EXPECT_THAT(sizes(3, {5, 1, 1, 1, 1}), ElementsAre(1, 2, 2));
+  EXPECT_THAT(split_stages(five, 2)[1], ElementsAre("d", "e"));
+  const auto expect = [&](int stages, const std::vector<double>& weights, const std::string& text) {
+    EXPECT_EQ(error_text([&] { split_stages(five, stages, weights); }),
+              "bad_argument: pipeline stages: " + text);
+  };
+  expect(0, {}, "0 stages of 5 modules; expected 1 to 5");
+  expect(6, {}, "6 stages of 5 modules; expected 1 to 5");
+  expect(2, {1}, "1 weights for 5 modules");
+  expect(2, {1, 1, -1, 1, 1}, "the weight of \"c\" is -1; expected a finite number of 0 or more");
+}
+
+class Nested : public Module {
+ public:
+  Nested() {
+    add("head", head);
+    add("body", body);
+    body.append(std::make_unique<Linear>(2, 2, false));
+    body.append(std::make_unique<Linear>(2, 2, false));
+    add("tail", tail);
+  }
+  Linear head{2, 2, false};
+  Sequential body;
+  Linear tail{2, 2, false};
+
+ private:
+  Tensors do_forward(Inputs x, Frame&) override { return {x[0]}; }
+  Tensors do_backward(Inputs dy, Frame&) override { return {dy[0]}; }
+};
+
+TEST(PipelineStages, PathsCoverTheModel) {
+  Nested net;
+  const auto path = [&](const std::vector<std::string>& patterns) { return pipeline_path(net, patterns); };
+  EXPECT_THAT(path({"head", "body.*", "tail"}), ElementsAre("head", "body.0", "body.1", "tail"));
+  const auto expect = [&](const std::vector<std::string>& patterns, const std::string& text) {
+    EXPECT_EQ(error_text([&] { path(patterns); }), "bad_argument: pipeline stages: " + text);
+  };
+  expect({"head", "bodies.*"}, "no module matches \"bodies.*\"");
+  expect({"head", "body.*"}, "parameter \"tail.weight\" lies in no module of the stages");
+  expect({"*", "tail"}, "\"tail\" is there twice");
+  expect({"*", "body.0"}, "\"body.0\" lies inside of \"body\"; expected one of them");
+  net.tail.tie_weight(net.head.weight);
+  expect({"head", "body.*", "tail"},
+         "\"head\" and \"tail\" share the weight \"head.weight\"; a pipeline does not support that yet");
+}
+
+}  // namespace
+}  // namespace weft::pipeline_test
