@@ -48,12 +48,8 @@ std::unique_ptr<weft::Module> classifier() {
   return model;
 }
 
-struct Batch {
-  weft::Tensor pictures, targets;
-};
-
-// This rank's part of the batch of a step: noisy stripes along the rows (0) or along the columns (1).
-Batch make_pictures(weft::Context& context, const weft::ParallelModel& built, std::int64_t step) {
+// This rank's rows of the batch of a step: noisy stripes along the rows (0) or along the columns (1).
+weft::Batch make_pictures(weft::Context& context, const weft::ParallelModel& built, std::int64_t step) {
   const weft::Chunk part = weft::chunk_of(kRows, built.data.size(), built.data.rank());
   weft::Tensor pictures(context, {part.size, 1, kSize, kSize}), targets(context, {part.size, 1, 1, 1});
   for (std::int64_t row = 0; row < part.size; ++row) {
@@ -65,7 +61,7 @@ Batch make_pictures(weft::Context& context, const weft::ParallelModel& built, st
     for (std::int64_t at = 0; at < kSize * kSize; ++at)
       pixels[at] = pixels[at] + static_cast<float>((kind == 1 ? at % kSize : at / kSize) % 2);
   }
-  return {built.place(pictures, kRows), built.place(targets, kRows)};
+  return {.inputs = {pictures}, .targets = {targets}, .global_rows = kRows};
 }
 
 }  // namespace
@@ -88,27 +84,17 @@ int main(int argc, char** argv) {
   options.ac.mode = weft::AcMode::full;
   options.seed = 3;
   weft::ParallelModel built = build_parallel_model(recipe, mesh, compute, options);
-  weft::AdamW optimizer(compute, built.parameters(), {});
+  weft::Trainer trainer(built, compute, {.seed = 1});
 
-  std::int64_t step = 0;
-  if (resumes) step = weft::load_checkpoint(folder, mesh, *built.model, &optimizer).step;
-  for (const std::int64_t end = step + kSteps; step < end; ++step) {
-    const Batch batch = make_pictures(context, built, step);
-    weft::Frame frame(compute, {.seed = 1, .step = step});
-    const weft::Tensor y = built.model->forward({batch.pictures}, frame)[0];
-    const weft::Tensors loss = built.loss->forward({y, batch.targets, global_count(compute, y)}, frame);
-    built.model->backward(built.loss->backward({}, frame), frame);
-    built.finish();                                            // over dp
-    weft::reduce_gradients(built.parameters(), built.tensor);  // over tp: gradients of replicated parameters
-    weft::clip_grad_norm(built.parameters(), 1.0);
-    optimizer.step(5e-3);
-    optimizer.zero_gradients();
-    const double whole = full(loss[0]).as<double>()[0];  // over all ranks
-    if (group.rank() == 0 && step % 10 == 9)
-      std::printf("step %d: loss %.3f\n", static_cast<int>(step + 1), whole);
+  if (resumes) trainer.load(folder);
+  for (const std::int64_t end = trainer.steps() + kSteps; trainer.steps() < end;) {
+    const weft::Batch batch = make_pictures(context, built, trainer.steps());
+    const double loss = trainer.step({&batch, 1}, 5e-3).loss;  // over all ranks
+    if (group.rank() == 0 && trainer.steps() % 10 == 0)
+      std::printf("step %d: loss %.3f\n", static_cast<int>(trainer.steps()), loss);
   }
   if (resumes) return 0;
   if (group.rank() == 0) std::filesystem::remove_all(folder);
   group.barrier().wait();
-  weft::save_checkpoint(folder, mesh, step, *built.model, &optimizer);
+  trainer.save(folder);
 }

@@ -86,13 +86,18 @@ Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const 
   Shape global = rows.shape();
   global[0] = global_rows;
   const LayoutRef layout = replicated_layout(mesh, global)->with(data, Shard{0});
-  return as_layout(rows, placement ? placement(layout, global) : layout);
+  const Tensor placed = as_layout(rows, placement ? placement(layout, global) : layout);
+  if (!domain) return placed;
+  for (int axis = 0; axis < domain.axes().shape().axis_count(); ++axis)
+    if (domain.options().dims[static_cast<std::size_t>(axis)] >= global.rank()) return placed;
+  return shard_spatial(placed, domain);
 }
 
 const char* ModelBuilder::name(Step step) noexcept {
   switch (step) {
     case Step::model: return "the model";
     case Step::tensor: return "tensor parallel";
+    case Step::domain: return "domain parallel";
     case Step::float8: return "float8";
     case Step::activation_checkpointing: return "activation checkpointing";
     case Step::data: return "data parallel";
@@ -106,6 +111,7 @@ const char* ModelBuilder::reason(Step step) noexcept {
   switch (step) {
     case Step::model: return "";
     case Step::tensor: return "layouts must be final before gradients are reduced or divided";
+    case Step::domain: return "float8 and recomputation run the passes of its layers";
     case Step::float8: return "the weights of its layers are gathered as codes, and run again as they are";
     case Step::activation_checkpointing: return "a block runs again inside the gather of its weights";
     case Step::data: return "a rank must never hold more than its part";
@@ -146,10 +152,20 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
     if (std::ranges::count(built_.tensor.root_axes(), axis) > 0)
       refuse(fmt::format("data_axis \"{}\" and tensor_axis \"{}\" share an axis of {}; expected two apart",
                          options_.data_axis, options_.tensor_axis, to_string(built_.mesh.shape())));
+  for (const std::string& axis : options_.domain_axes) {
+    if (options_.exact == Exact::yes) refuse("exact: domain_axes have no rule for exact mode; expected none");
+    const DeviceMesh cut = mesh_[axis];
+    for (const int of_root : cut.root_axes())
+      if (std::ranges::count(built_.data.root_axes(), of_root) > 0 ||
+          std::ranges::count(built_.tensor.root_axes(), of_root) > 0)
+        refuse(fmt::format("domain_axes has \"{}\", a data or tensor axis of {}; expected another", axis,
+                           to_string(built_.mesh.shape())));
+  }
   built_.exact = options_.exact;
   built_.sequence_parallel = options_.tensor.sequence_parallel;
   built_.tokens = recipe_.tokens;
   built_.placement = recipe_.place;
+  built_.count = recipe_.count;
   built_.model = recipe_.build();
   if (built_.model == nullptr) refuse(fmt::format("recipe \"{}\" built no model", recipe_.name));
   if (recipe_.loss) built_.loss = recipe_.loss();
@@ -168,6 +184,14 @@ void ModelBuilder::tensor_parallel() {
   else
     parallelize(*built_.model, built_.tensor);
   replicate(*built_.model, built_.mesh);
+}
+
+void ModelBuilder::domain_parallel() {
+  begin(Step::domain);
+  if (options_.domain_axes.empty()) return;
+  DomainOptions domain = options_.domain;
+  domain.data = built_.data;
+  built_.domain = apply_domain_parallel(*built_.model, mesh_.submesh(options_.domain_axes), domain);
 }
 
 void ModelBuilder::float8() {
@@ -224,6 +248,7 @@ ParallelModel build_parallel_model(const Recipe& recipe, const DeviceMesh& mesh,
                                    const BuildOptions& options) {
   ModelBuilder builder(recipe, mesh, compute, options);
   builder.tensor_parallel();
+  builder.domain_parallel();
   builder.float8();
   builder.activation_checkpointing();
   builder.data_parallel();

@@ -16,9 +16,9 @@ Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& 
   Fnv1a hash;
   try {
     if (!own) {
-      check_sizes(kWho, "", expect_tokens(kWho, model), batch);
-      tokens = place_numbers(kWho, "", "tokens", model, compute, batch, batch.tokens, false);
-      add_content(hash, batch);
+      const Batch plain = batch_of(kWho, "", model, compute, batch, false);
+      tokens = placed(kWho, "", model, compute, plain).inputs[0];
+      add_content(hash, plain);
     }
   } catch (const Error& e) {
     own = e;
@@ -30,7 +30,7 @@ Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& 
     refuse_batch(
         kWho, fmt::format("another rank of {}={} was given a batch that does not fit; its own error says why",
                           model.tensor.name(), model.tensor.size()));
-  if (least[1] != ~least[2]) refuse_batch(kWho, different_batches(model.tensor));
+  if (least[1] != ~least[2]) refuse_batch(kWho, different_batches(model));
   Frame frame = Frame::inference(compute);
   frame.begin({.training = false, .exact = model.exact});
   return redistribute(model.model->forward({tokens}, frame)[0], model.tensor, Replicate{});

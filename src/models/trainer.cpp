@@ -114,8 +114,16 @@ void expect_one_rate(const DeviceMesh& mesh, double lr, std::int64_t least, std:
 }  // namespace
 
 Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
-    : model_(&model), compute_(&compute), options_(options), loss_(options.label_smoothing, options.z_loss) {
-  expect_tokens("trainer", model);
+    : model_(&model), compute_(&compute), options_(options) {
+  if (model.loss == nullptr) wrong("the model has no loss; expected a Recipe with one");
+  if (options.label_smoothing != 0 || options.z_loss != 0) {
+    own_loss_ = std::make_unique<CrossEntropy>(options.label_smoothing, options.z_loss);
+    if (dynamic_cast<const CrossEntropy*>(model.loss.get()) == nullptr)
+      wrong(
+          fmt::format("label_smoothing is {} and z_loss {}; the loss of the model is no CrossEntropy, and "
+                      "has no such options",
+                      options.label_smoothing, options.z_loss));
+  }
   if (!(options.max_norm >= 0))
     wrong(fmt::format("max_norm is {}; expected 0 (no clipping) or more", options.max_norm));
   if (options.loss_scale) scaler_.emplace(*options.loss_scale);
@@ -145,26 +153,22 @@ void Trainer::freeze_at(std::int64_t step) {
   }
 }
 
-std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches) const {
-  if (batches.empty()) wrong("no batch is given; expected 1 or more");
-  std::vector<Placed> all;
-  for (std::size_t i = 0; i < batches.size(); ++i) {
-    const TokenBatch& b = batches[i];
-    const std::string which = of_batch(i, batches.size());
-    check_sizes("trainer", which, *model_->tokens, b);
-    all.push_back({place_numbers("trainer", which, "tokens", *model_, *compute_, b, b.tokens, false),
-                   place_numbers("trainer", which, "labels", *model_, *compute_, b, b.labels, true)});
-  }
+std::vector<Batch> Trainer::plain(const Batches& batches) const {
+  if (const auto* any = std::get_if<std::span<const Batch>>(&batches)) return {any->begin(), any->end()};
+  const auto tokens = std::get<std::span<const TokenBatch>>(batches);
+  std::vector<Batch> all;
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    all.push_back(batch_of("trainer", of_batch(i, tokens.size()), *model_, *compute_, tokens[i], true));
   return all;
 }
 
-// Returns the number of labels that count, over all ranks. Fills `to`. A small all-reduce over the tensor
-// axis and a small all-gather over the data axis also exchange the ranks' faults, so that no rank goes on
-// alone. They check that tensor ranks have equal batches, and that all ranks have equal learning rates, if
-// there is one, equal options, and took equally many steps.
-std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<double> lr,
-                            std::vector<Placed>& to, bool averages) const {
-  const DeviceMesh &data = model_->data, &tensor = model_->tensor;
+// Returns the number of elements that count, over all ranks. Fills `to`. A small all-reduce over the tensor
+// axis, another over domain axes, and a small all-gather over the data axis also exchange the ranks' faults,
+// so that no rank goes on alone. They check that tensor and domain ranks have equal batches, and that all
+// ranks have equal learning rates, if there is one, equal options, and took equally many steps.
+std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, std::vector<Batch>& to,
+                            bool averages) const {
+  const DeviceMesh& data = model_->data;
   std::optional<Error> own;
   std::int64_t fault = kNone, valid = 0;
   Fnv1a hash;
@@ -175,12 +179,12 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
       fault = kRate;
       own = impossible(*lr);
     } else {
-      to = place(batches);
-      for (const TokenBatch& b : batches) {
-        valid += std::count_if(b.labels, b.labels + b.rows * b.sequence,
-                               [](std::int64_t label) { return label != CrossEntropy::kIgnore; });
-        add_content(hash, b);
-        add_numbers(hash, b, b.labels);
+      const std::vector<Batch> all = plain(batches);
+      if (all.empty()) wrong("no batch is given; expected 1 or more");
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        to.push_back(placed("trainer", of_batch(i, all.size()), *model_, *compute_, all[i]));
+        valid += counted(*model_, all[i]);
+        add_content(hash, all[i]);
       }
     }
   } catch (const Error& e) {
@@ -201,7 +205,8 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
   Numbers mine{fault, content, ~content, rate, ~rate};
   for (const Setting& s : settings)
     mine.insert(mine.end(), {s.known ? s.digest : kAny, s.known ? ~s.digest : kAny});
-  const Numbers least = least_of(*compute_, tensor, mine);
+  Numbers least = mine;
+  for (const DeviceMesh& axes : model_->axes_of_equal_rows()) least = least_of(*compute_, axes, least);
   const bool differ = least[0] == kNone && least[1] != ~least[2];
   Numbers told{differ ? kBatch : least[0], valid};
   told.insert(told.end(), least.begin() + 3, least.end());  // the least of each number, and of its complement
@@ -214,14 +219,17 @@ std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<d
     for (std::size_t e = 0; e < extremes.size(); ++e) extremes[e] = std::min(extremes[e], all[i + 2 + e]);
   }
   if (own) throw Error(*own);
-  if (differ) wrong(different_batches(tensor));
+  if (differ) wrong(different_batches(*model_));
   if (worst != kNone) wrong_elsewhere(worst);
   if (lr) expect_one_rate(model_->mesh, *lr, extremes[0], ~extremes[1]);
   for (std::size_t i = 0; i < settings.size(); ++i)
     if (extremes[2 + 2 * i] != ~extremes[3 + 2 * i] && (settings[i].known || extremes[3 + 2 * i] != kAny))
       wrong(fmt::format("{} is not the same on all ranks of {}; expected the same", settings[i].name,
                         to_string(model_->mesh.shape())));
-  if (sum == 0) wrong(fmt::format("no label of the step counts (all are {})", CrossEntropy::kIgnore));
+  if (sum == 0)
+    wrong(model_->tokens
+              ? fmt::format("no label of the step counts (all are {})", CrossEntropy::kIgnore)
+              : "nothing in the step counts: no row has a target; expected 1 element or more on all ranks");
   return sum;
 }
 
@@ -233,7 +241,8 @@ void Trainer::agree_on_rate(double lr) const {
                                             : kRate,
                      rate = fault == kNone ? bits_of(lr) : 0;
   Numbers least{fault, rate, ~rate};
-  for (const DeviceMesh* axes : {&model_->tensor, &model_->data}) least = least_of(*compute_, *axes, least);
+  for (const DeviceMesh& axes : model_->axes_of_equal_rows()) least = least_of(*compute_, axes, least);
+  least = least_of(*compute_, model_->data, least);
   if (averages) throw Error(*averages);
   if (fault != kNone) throw impossible(lr);
   if (least[0] != kNone) wrong_elsewhere(least[0]);
@@ -241,6 +250,13 @@ void Trainer::agree_on_rate(double lr) const {
 }
 
 namespace {
+
+Tensors inputs_of_loss(const Tensors& outputs, const Batch& batch, const Tensor& counted) {
+  Tensors all = outputs;
+  all.insert(all.end(), batch.targets.begin(), batch.targets.end());
+  all.push_back(counted);
+  return all;
+}
 
 // Returns whether ranks may still communicate after this error.
 bool groups_are_sound() noexcept {
@@ -287,8 +303,8 @@ class GradientsMayBeInfinite {
 
 // Performs forward, loss and backward of each batch; afterwards the gradients are those of all data ranks.
 // Returns the loss.
-double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
-  const Tensor global = to_device(compute_->context(), scalar(model_->mesh, valid), compute_->stream());
+double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
+  const Tensor global = to_device(compute_->context(), scalar(model_->mesh, counted), compute_->stream());
   std::vector<Tensor> losses;
   Tensors dloss;
   const bool skips = scaler_ || options_.non_finite == NonFinite::skip;
@@ -312,12 +328,12 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
                               .micro_batch = static_cast<std::int64_t>(i),
                               .first_sample = first,
                               .exact = model_->exact});
-      first += layouts::global_shape(all[i].tokens)[0];
-      const Tensors logits = model_->model->forward({all[i].tokens}, frame);
-      losses.push_back(loss_.forward({logits[0], all[i].labels, global}, frame)[0]);
-      const Tensors dlogits = loss_.backward(dloss, frame);
+      first += all[i].global_rows;
+      const Tensors y = model_->model->forward(all[i].inputs, frame);
+      losses.push_back(loss().forward(inputs_of_loss(y, all[i], global), frame)[0]);
+      const Tensors dy = loss().backward(dloss, frame);
       const GradientsMayBeInfinite here(skips ? model_->float8.get() : nullptr);
-      model_->model->backward(dlogits, frame);
+      model_->model->backward(dy, frame);
       if (!earlier || i + 1 == all.size()) continue;
       model_->finish();
       earlier->take();
@@ -328,17 +344,17 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   }
   model_->finish();
   if (earlier) earlier->add_to_last();
-  if (model_->tensor.size() > 1)  // the parameters that each tensor rank holds whole
-    reduce_gradients(optimizer_->parameters(), model_->tensor, {.compute = compute_});
+  for (const DeviceMesh& axes : model_->axes_of_equal_rows())  // of parameters that are whole there
+    if (axes.size() > 1) reduce_gradients(optimizer_->parameters(), axes, {.compute = compute_});
   double sum = 0;
   for (const Tensor& loss : losses) sum += to_host(compute_->context(), full(loss)).as<double>()[0];
   return sum;
 }
 
-Trainer::Result Trainer::backward(std::span<const TokenBatch> batches, std::optional<double> lr) {
+Trainer::Result Trainer::take_backward(const Batches& batches, std::optional<double> lr) {
   if (pending_) wrong("the gradients of a backward() are there; expected update() or discard() first");
   Result result{.step = steps_};
-  std::vector<Placed> all;
+  std::vector<Batch> all;
   result.tokens = agree(batches, lr, all);
   freeze_at(steps_);
   try {
@@ -381,13 +397,9 @@ Trainer::Result Trainer::apply(double lr) {
   return result;
 }
 
-Trainer::Result Trainer::step(std::span<const TokenBatch> batches, double lr) {
-  backward(batches, lr);
+Trainer::Result Trainer::take_step(const Batches& batches, double lr) {
+  take_backward(batches, lr);
   return apply(lr);
-}
-
-Trainer::Result Trainer::backward(std::span<const TokenBatch> batches) {
-  return backward(batches, std::nullopt);
 }
 
 std::vector<Gradient> Trainer::gradients() const {
@@ -395,17 +407,18 @@ std::vector<Gradient> Trainer::gradients() const {
   return gradients_of(optimizer_->parameters(), "trainer");
 }
 
-Trainer::Evaluation Trainer::evaluate(std::span<const TokenBatch> batches) {
-  std::vector<Placed> all;
+Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
+  std::vector<Batch> all;
   Evaluation result{.tokens = agree(batches, std::nullopt, all, true)};
   const Tensor global =
       to_device(compute_->context(), scalar(model_->mesh, result.tokens), compute_->stream());
-  CrossEntropy loss;
-  for (const Placed& batch : all) {
+  CrossEntropy plain;
+  Module& loss = dynamic_cast<CrossEntropy*>(model_->loss.get()) != nullptr ? plain : *model_->loss;
+  for (const Batch& batch : all) {
     Frame frame = Frame::inference(*compute_);
     frame.begin({.training = false, .exact = model_->exact});
-    const Tensors logits = model_->model->forward({batch.tokens}, frame);
-    const Tensor part = loss.forward({logits[0], batch.labels, global}, frame)[0];
+    const Tensors y = model_->model->forward(batch.inputs, frame);
+    const Tensor part = loss.forward(inputs_of_loss(y, batch, global), frame)[0];
     result.loss += to_host(compute_->context(), full(part)).as<double>()[0];
   }
   result.perplexity = std::exp(result.loss);

@@ -4,8 +4,11 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <iterator>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,7 +26,6 @@
 #include "weft/nn/loss.hpp"
 #include "weft/nn/maps/resample.hpp"
 #include "weft/nn/optimizer.hpp"
-#include "weft/train/checkpoint.hpp"
 #include "weft/train/gradients.hpp"
 
 namespace weft::recipe_test {
@@ -43,6 +45,8 @@ constexpr struct {
 } kSteps[] = {
     {"tensor parallel", &ModelBuilder::tensor_parallel,
      "layouts must be final before gradients are reduced or divided"},
+    {"domain parallel", &ModelBuilder::domain_parallel,
+     "float8 and recomputation run the passes of its layers"},
     {"float8", &ModelBuilder::float8,
      "the weights of its layers are gathered as codes, and run again as they are"},
     {"activation checkpointing", &ModelBuilder::activation_checkpointing,
@@ -115,10 +119,15 @@ TEST(Recipe, RefusesOptionsWithoutMeaning) {
            "build_parallel_model: recipe \"none\" has no build; expected a function");
     expect({.name = "null", .build = [] { return std::unique_ptr<Module>(); }}, {},
            "build_parallel_model: recipe \"null\" built no model");
+    BuildOptions cut;
+    cut.domain_axes = {"tp"};
+    expect(weather, cut,
+           "build_parallel_model: domain_axes has \"tp\", a data or tensor axis of dp=1 x tp=1; expected "
+           "another");
+    cut.exact = Exact::yes;
+    expect(weather, cut,
+           "build_parallel_model: exact: domain_axes have no rule for exact mode; expected none");
     ParallelModel built = build_parallel_model(weather, mesh, compute);
-    expect_error(ErrorCode::bad_argument,
-                 "trainer: the model has no TokenSizes (ParallelModel::tokens); expected a model of tokens",
-                 [&] { return Trainer(built, compute, {}).steps(); });
     expect_error(ErrorCode::bad_argument, "transformer_of: the model is no Transformer",
                  [&] { return transformer_of(built).config().dim; });
   });
@@ -130,22 +139,19 @@ constexpr std::int64_t kRows = 6, kSize = 8;
 
 // Pictures of stripes along the rows (target 0) or along the columns (target 1), with noise: this rank's
 // part.
-struct Pictures {
-  Pictures(Context& context, const ParallelModel& built, int step) {
-    const Chunk part = chunk_of(kRows, built.data.size(), built.data.rank());
-    Tensor maps(context, {part.size, 1, kSize, kSize}), kinds(context, {part.size, 1, 1, 1});
-    for (std::int64_t r = 0; r < part.size; ++r) {
-      const std::int64_t sample = part.offset + r, kind = sample % 2;
-      kinds.f32()[static_cast<std::size_t>(r)] = static_cast<float>(kind);
-      float* const to = maps.f32().data() + r * kSize * kSize;
-      RandomStream(5, std::to_string(step) + "." + std::to_string(sample)).normal(0, kSize * kSize, to);
-      for (std::int64_t at = 0; at < kSize * kSize; ++at)
-        to[at] = 0.3f * to[at] + static_cast<float>((kind == 1 ? at % kSize : at / kSize) % 2);
-    }
-    pictures = built.place(maps, kRows), targets = built.place(kinds, kRows);
+Batch pictures_of(Context& context, const ParallelModel& built, std::int64_t step) {
+  const Chunk part = chunk_of(kRows, built.data.size(), built.data.rank());
+  Tensor maps(context, {part.size, 1, kSize, kSize}), kinds(context, {part.size, 1, 1, 1});
+  for (std::int64_t r = 0; r < part.size; ++r) {
+    const std::int64_t sample = part.offset + r, kind = sample % 2;
+    kinds.f32()[static_cast<std::size_t>(r)] = static_cast<float>(kind);
+    float* const to = maps.f32().data() + r * kSize * kSize;
+    RandomStream(5, std::to_string(step) + "." + std::to_string(sample)).normal(0, kSize * kSize, to);
+    for (std::int64_t at = 0; at < kSize * kSize; ++at)
+      to[at] = 0.3f * to[at] + static_cast<float>((kind == 1 ? at % kSize : at / kSize) % 2);
   }
-  Tensor pictures, targets;
-};
+  return {.inputs = {maps}, .targets = {kinds}, .global_rows = kRows};
+}
 
 // A model that the library does not know.
 class Residual : public Module {
@@ -185,36 +191,32 @@ Recipe classifier() {
   return recipe;
 }
 
+// This rank's rows of random maps, which the model is to give back.
+Batch maps_of(Context& context, const ParallelModel& built, std::int64_t step) {
+  const Chunk part = chunk_of(kRows, built.data.size(), built.data.rank());
+  Tensor x(context, {part.size, 8, 4, 4});
+  for (std::int64_t r = 0; r < part.size; ++r)
+    RandomStream(9, std::to_string(step) + "." + std::to_string(part.offset + r))
+        .normal(0, 8 * 4 * 4, x.f32().data() + r * 8 * 4 * 4);
+  return {.inputs = {x}, .targets = {x}, .global_rows = kRows};
+}
+
 // A training of any recipe of maps.
 struct Training {
   Training(Rank& rank, const Recipe& recipe, const MeshShape& shape, const BuildOptions& options)
       : compute(rank.context, 1),
         mesh(rank.group(), shape),
         built(build_parallel_model(recipe, mesh, compute, options)),
-        optimizer(compute, built.parameters(), {}) {}
+        trainer(built, compute, {.seed = 1}) {}
 
-  double step(const Tensor& x, const Tensor& target) {
-    Frame frame(compute, {.seed = 1, .step = steps++});
-    const Tensor y = built.model->forward(x, frame)[0];
-    const Tensor loss = built.loss->forward({y, target, global_count(compute, y)}, frame)[0];
-    built.model->backward(built.loss->backward({}, frame), frame);
-    built.finish();
-    reduce_gradients(built.parameters(), built.tensor, {.compute = &compute});
-    clip_grad_norm(built.parameters(), 1.0);
-    optimizer.step(0.02);
-    optimizer.zero_gradients();
-    return full(loss).as<double>()[0];
-  }
-  double step_on_pictures() {
-    const Pictures batch(compute.context(), built, static_cast<int>(steps));
-    return step(batch.pictures, batch.targets);
-  }
+  double step(const Batch& batch) { return trainer.step({&batch, 1}, 0.02).loss; }
+  double step_on_pictures() { return step(pictures_of(compute.context(), built, trainer.steps())); }
+  double step_on_maps() { return step(maps_of(compute.context(), built, trainer.steps())); }
 
   Compute compute;
   DeviceMesh mesh;
   ParallelModel built;
-  AdamW optimizer;
-  std::int64_t steps = 0;
+  Trainer trainer;
 };
 
 // dp 2 x tp 2 with activation checkpointing and divided parameters, saved, and resumed on three ranks: the
@@ -234,43 +236,34 @@ TEST(Recipe, AModelFromOutsideTrainsSavesAndResumesOnOtherRanks) {
     EXPECT_TRUE(training.built.model->get("stages.1").recompute());
     for (int i = 0; i < kSaved; ++i)
       EXPECT_NEAR(training.step_on_pictures(), one[static_cast<std::size_t>(i)], 1e-4);
-    save_checkpoint(folder.path(), training.built.mesh, training.steps, *training.built.model,
-                    TrainingState(&training.optimizer, nullptr));
+    training.trainer.save(folder.path());
   });
   test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
     Training training(rank, classifier(), {{"dp", 3}, {"tp", 1}}, {.seed = 4});
-    training.steps = load_checkpoint(folder.path(), training.built.mesh, *training.built.model,
-                                     TrainingState(&training.optimizer, nullptr))
-                         .step;
-    EXPECT_EQ(training.steps, kSaved);
+    EXPECT_EQ(training.trainer.load(folder.path()).step, kSaved);
     for (int i = kSaved; i < kAll; ++i)
       EXPECT_NEAR(training.step_on_pictures(), one[static_cast<std::size_t>(i)], 1e-3);
   });
 }
 
+Recipe weather(double dropout = 0.1) {
+  return weather_recipe({.dim = 8,
+                         .depth = 2,
+                         .head_dim = 4,
+                         .local_window = 2,
+                         .global_window = 2,
+                         .mult = 2,
+                         .dropout = dropout,
+                         .init_std = 0.2});
+}
+
 TEST(Recipe, TheWeatherStageTrainsOnAnyMesh) {
-  const Recipe weather = weather_recipe({.dim = 8,
-                                         .depth = 2,
-                                         .head_dim = 4,
-                                         .local_window = 2,
-                                         .global_window = 2,
-                                         .mult = 2,
-                                         .dropout = 0.1,
-                                         .init_std = 0.2});
   const auto losses = [&](const MeshShape& shape, const BuildOptions& options) {
     std::vector<double> found(4);
     test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
-      Training training(rank, weather, shape, options);
+      Training training(rank, weather(), shape, options);
       std::vector<double> mine;
-      for (std::size_t i = 0; i < found.size(); ++i) {
-        const Chunk part = chunk_of(kRows, training.built.data.size(), training.built.data.rank());
-        Tensor x(rank.context, {part.size, 8, 4, 4});
-        for (std::int64_t r = 0; r < part.size; ++r)
-          RandomStream(9, std::to_string(i) + "." + std::to_string(part.offset + r))
-              .normal(0, 8 * 4 * 4, x.f32().data() + r * 8 * 4 * 4);
-        const Tensor placed = training.built.place(x, kRows);
-        mine.push_back(training.step(placed, placed));
-      }
+      for (std::size_t i = 0; i < found.size(); ++i) mine.push_back(training.step_on_maps());
       if (rank.rank == 0) found = mine;
     });
     return found;
@@ -286,6 +279,155 @@ TEST(Recipe, TheWeatherStageTrainsOnAnyMesh) {
       for (std::size_t i = 0; i < one.size(); ++i)
         EXPECT_NEAR(found[i], one[i], 1e-4 * one[i]) << to_string(shape);
     }
+  for (const DataForm form : {DataForm::ddp, DataForm::fsdp})
+    for (const MeshShape& shape : {MeshShape{{"dp", 2}, {"tp", 1}, {"h", 2}, {"w", 1}},
+                                   MeshShape{{"dp", 1}, {"tp", 2}, {"h", 2}, {"w", 1}},
+                                   MeshShape{{"dp", 1}, {"tp", 1}, {"h", 2}, {"w", 2}}}) {
+      const std::vector<double> found =
+          losses(shape, {.data = form, .domain_axes = {"h", "w"}, .seed = 3, .ac = {.mode = AcMode::full}});
+      for (std::size_t i = 0; i < one.size(); ++i)
+        EXPECT_NEAR(found[i], one[i], 1e-4 * one[i]) << to_string(shape);
+    }
+}
+
+// A loop of one's own over the parts of a built model gives the bits of the Trainer.
+TEST(Recipe, TheTrainerGivesTheBitsOfItsParts) {
+  const BuildOptions options{.domain_axes = {"h"}, .seed = 3};
+  const MeshShape shape{{"dp", 2}, {"tp", 1}, {"h", 2}};
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    Training training(rank, weather(), shape, options);
+    const DeviceMesh mesh = training.mesh;
+    ParallelModel built = build_parallel_model(weather(), mesh, training.compute, options);
+    AdamW optimizer(training.compute, built.parameters(), {});
+    for (std::int64_t step = 0; step < 3; ++step) {
+      const Batch batch = maps_of(rank.context, built, step);
+      Frame frame(training.compute, {.seed = 1, .step = step});
+      const Tensor y = built.model->forward(built.place(batch.inputs[0], kRows), frame)[0];
+      const Tensor target = built.place(batch.targets[0], kRows);
+      const Tensor loss = built.loss->forward({y, target, global_count(training.compute, y)}, frame)[0];
+      built.model->backward(built.loss->backward({}, frame), frame);
+      built.finish();
+      for (const DeviceMesh& axes : built.axes_of_equal_rows())
+        if (axes.size() > 1) reduce_gradients(built.parameters(), axes, {.compute = &training.compute});
+      clip_grad_norm(built.parameters(), 1.0);
+      optimizer.step(0.02);
+      optimizer.zero_gradients();
+      EXPECT_EQ(training.step_on_maps(), full(loss).as<double>()[0]) << step;
+    }
+  });
+}
+
+// Micro-batches of parts of the rows give the loss of all rows, and so does evaluate().
+TEST(Recipe, MicroBatchesAndEvaluationAreMeansOverAllElements) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const MeshShape shape{{"dp", 2}, {"tp", 1}};
+    Training whole(rank, weather(0), shape, {.seed = 3}), parts(rank, weather(0), shape, {.seed = 3});
+    const Batch batch = maps_of(rank.context, whole.built, 0);  // 3 rows on each of 2 ranks
+    const auto rows = [&](std::int64_t first, std::int64_t count) {
+      const Tensor part = batch.inputs[0].slice_flat(first * 8 * 4 * 4, {count, 8, 4, 4});
+      return Batch{.inputs = {part}, .targets = {part}};
+    };
+    const std::vector<Batch> two{rows(0, 2), rows(2, 1)};
+    const double before = whole.trainer.evaluate({&batch, 1}).loss;
+    EXPECT_NEAR(parts.trainer.evaluate(two).loss, before, 1e-12);
+    const Trainer::Result of_whole = whole.trainer.step({&batch, 1}, 0.02),
+                          of_parts = parts.trainer.step(two, 0.02);
+    EXPECT_EQ(of_whole.tokens, kRows * 8 * 4 * 4);
+    EXPECT_EQ(of_parts.tokens, kRows * 8 * 4 * 4);
+    EXPECT_NEAR(of_whole.loss, before, 1e-12);
+    EXPECT_NEAR(of_parts.loss, before, 1e-12);
+    EXPECT_NEAR(of_parts.grad_norm, of_whole.grad_norm, 1e-5 * of_whole.grad_norm);
+  });
+}
+
+// The recipe says what a sample is: here a row.
+TEST(Recipe, CountsWhatTheRecipeSays) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Recipe recipe = weather();
+    recipe.count = [](std::span<const Tensor> inputs, std::span<const Tensor>) {
+      return inputs[0].shape()[0];
+    };
+    const MeshShape shape{{"dp", 2}, {"tp", 1}};
+    Training by_rows(rank, recipe, shape, {.seed = 3}), by_elements(rank, weather(), shape, {.seed = 3});
+    const Batch batch = maps_of(rank.context, by_rows.built, 0);
+    const Trainer::Result rows = by_rows.trainer.step({&batch, 1}, 0.01);
+    const Trainer::Result elements = by_elements.trainer.step({&batch, 1}, 0.01);
+    EXPECT_EQ(rows.tokens, kRows);
+    EXPECT_EQ(elements.tokens, kRows * 8 * 4 * 4);
+    EXPECT_NEAR(rows.loss, elements.loss * 8 * 4 * 4, 1e-6 * rows.loss);
+  });
+}
+
+TEST(Recipe, TheTrainerRefusesBatchesThatDoNotFit) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Training training(rank, weather(), {{"dp", 1}, {"tp", 1}, {"h", 2}}, {.domain_axes = {"h"}, .seed = 3});
+    const auto expect = [&](const std::string& text, const std::function<void(Batch&)>& change) {
+      Batch batch = maps_of(rank.context, training.built, 0);
+      change(batch);
+      expect_error(ErrorCode::bad_argument, text, [&] { return training.step(batch); });
+    };
+    expect("trainer: inputs is empty; expected 1 tensor or more", [](Batch& b) { b.inputs.clear(); });
+    expect("trainer: targets[0] has 5 rows; expected 6, as inputs[0]", [&](Batch& b) {
+      b.targets[0] = Tensor::zeros(rank.context, {kRows - 1, 8, 4, 4});
+    });
+    expect("trainer: inputs[0] has no dimension; expected (rows, …)",
+           [](Batch& b) { b.inputs[0] = Tensor(); });
+    expect("trainer: targets[0] has a layout; expected the plain rows of this rank", [&](Batch& b) {
+      b.targets[0] = b.targets[0].with_layout(replicated_layout(training.mesh, b.targets[0].shape()));
+    });
+    expect("trainer: rows is 6; expected 7, the part of rank 0 of 1 in global_rows 7",
+           [](Batch& b) { b.global_rows = 7; });
+    expect("trainer: global_rows is -1; expected 0 (the same rows on each rank) or more",
+           [](Batch& b) { b.global_rows = -1; });
+    expect(
+        "trainer: nothing in the step counts: no row has a target; expected 1 element or more on all ranks",
+        [&](Batch& b) {
+          b.inputs[0] = b.targets[0] = Tensor::zeros(rank.context, {0, 8, 4, 4}), b.global_rows = 0;
+        });
+    expect(
+        "trainer: the ranks of h=2 were given different batches; expected the same, as they share the work "
+        "on each",
+        [&](Batch& b) { b.inputs[0].f32()[3] += static_cast<float>(rank.rank); });
+    expect(
+        rank.rank == 1
+            ? "shard_spatial: x (6, 8, 1, 4) has 1 elements in dimension 2 for h=2; each rank needs at least "
+              "one: fewer ranks, or a larger map"
+            : "trainer: another rank was given a batch that does not fit; its own error says why",
+        [&](Batch& b) {
+          if (rank.rank == 1) b.inputs[0] = Tensor::zeros(rank.context, {kRows, 8, 1, 4});
+        });
+    std::vector<std::int64_t> tokens(4, 0);
+    const TokenBatch of_tokens{tokens.data(), tokens.data(), 1, 4, 0};
+    expect_error(ErrorCode::bad_argument,
+                 "trainer: the model has no TokenSizes (ParallelModel::tokens); expected a model of tokens",
+                 [&] {
+                   return training.trainer.step({&of_tokens, 1}, 0.1).loss;
+                 });
+    expect_error(
+        ErrorCode::bad_argument,
+        "trainer: label_smoothing is 0.1 and z_loss 0; the loss of the model is no CrossEntropy, and "
+        "has no such options",
+        [&] { return Trainer(training.built, training.compute, {.label_smoothing = 0.1}).steps(); });
+    training.built.loss.reset();
+    expect_error(ErrorCode::bad_argument, "trainer: the model has no loss; expected a Recipe with one",
+                 [&] { return Trainer(training.built, training.compute, {}).steps(); });
+  });
+}
+
+// A Trainer that ends between backward() and update() leaves no gradients to the next one.
+TEST(Recipe, ATrainerLeavesNoGradientsBehind) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Training training(rank, classifier(), {{"dp", 2}, {"tp", 1}}, {.seed = 3});
+    const Batch batch = pictures_of(rank.context, training.built, 0);
+    std::optional<Trainer> first(std::in_place, training.built, training.compute,
+                                 Trainer::Options{.seed = 1});
+    const double norm = first->step({&batch, 1}, 0).grad_norm;
+    first->backward({&batch, 1});
+    EXPECT_TRUE(training.built.parameters()[0]->has_gradient());
+    first.reset();
+    for (const Parameter* p : training.built.parameters()) EXPECT_FALSE(p->has_gradient()) << p->path();
+    EXPECT_EQ(training.trainer.step({&batch, 1}, 0).grad_norm, norm);
+  });
 }
 
 }  // namespace

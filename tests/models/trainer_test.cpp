@@ -140,7 +140,7 @@ TEST(Trainer, EvaluatesHeldOutBatches) {
   test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
     Built built(rank, {{"dp", 1}, {"tp", 1}});
     Trainer trainer(built.model, built.compute, {});
-    EXPECT_STREQ(error_of([&] { trainer.evaluate({}); }).what(),
+    EXPECT_STREQ(error_of([&] { trainer.evaluate(std::vector<TokenBatch>{}); }).what(),
                  "trainer: no batch is given; expected 1 or more");
   });
 }
@@ -251,7 +251,7 @@ TEST(Trainer, WhatDoesNotFitIsNamedOnAllRanks) {
                             : elsewhere);
     EXPECT_EQ(text([](Rows& r) { r.labels.assign(r.labels.size(), CrossEntropy::kIgnore); }),
               "trainer: no label of the step counts (all are -100)");
-    EXPECT_STREQ(error_of([&] { trainer.step({}, 0.01); }).what(),
+    EXPECT_STREQ(error_of([&] { trainer.step(std::vector<TokenBatch>{}, 0.01); }).what(),
                  "trainer: no batch is given; expected 1 or more");
     Rows second(0, built.first(), built.rows());
     second.tokens[1] = -7;

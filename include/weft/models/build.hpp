@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "weft/base/exact.hpp"
+#include "weft/domain/domain.hpp"
 #include "weft/models/recipe.hpp"
 #include "weft/tp/plan.hpp"
 #include "weft/train/activation_checkpointing.hpp"
@@ -59,6 +60,9 @@ struct BuildOptions {
   /// A second data axis, over which batches are also divided. Empty: there is none.
   std::string replicate_axis = {};
   DataForm data = DataForm::ddp;
+  /// The axes that cut maps in space, one or two: the first cuts the height. Empty: none.
+  std::vector<std::string> domain_axes = {};
+  DomainOptions domain = {};  ///< of domain_axes; its `data` is not read
   std::uint64_t seed = 0;
   Memory weights = Memory::local;
   /// The dtype in which layers read the parameters: f32, or bf16 with masters in f32.
@@ -107,12 +111,15 @@ struct ParallelModel {
   std::unique_ptr<Module> model;
   std::unique_ptr<Module> loss;      ///< null if the Recipe has none
   std::optional<TokenSizes> tokens;  ///< of a model of tokens
+  DomainManager domain;              ///< empty: maps are whole
   std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> placement;  ///< Recipe::place
-  std::unique_ptr<Float8Model> float8;                                             ///< null: none
-  std::unique_ptr<GradientReducer> reducer;                                        ///< of DataForm::ddp
-  std::unique_ptr<FullySharded> sharded;                                           ///< of DataForm::fsdp
-  Exact exact = Exact::no;                                                         ///< of BuildOptions
-  bool sequence_parallel = false;  ///< of BuildOptions::tensor
+  std::function<std::int64_t(std::span<const Tensor> inputs, std::span<const Tensor> targets)>
+      count;                                 ///< Recipe::count
+  std::unique_ptr<Float8Model> float8;       ///< null: none
+  std::unique_ptr<GradientReducer> reducer;  ///< of DataForm::ddp
+  std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
+  Exact exact = Exact::no;                   ///< of BuildOptions
+  bool sequence_parallel = false;            ///< of BuildOptions::tensor
 
   /// Use it around all micro-batches except the last: passes then only accumulate. See GradientReducer and
   /// FullySharded.
@@ -121,6 +128,13 @@ struct ParallelModel {
   void finish() { sharded ? sharded->finish() : reducer->finish(); }
 
   std::vector<Parameter*> parameters() const { return model->parameters(); }
+  /// The axes whose ranks have the same rows of a batch and share the work on them: the tensor axis, then the
+  /// domain axes, if there are any. Gradients are Partial on these axes until reduce_gradients() sums them.
+  std::vector<DeviceMesh> axes_of_equal_rows() const {
+    std::vector<DeviceMesh> all{tensor};
+    if (domain) all.push_back(domain.axes());
+    return all;
+  }
   /// Freezes these parameters, or unfreezes them, between steps: gradients of trained parameters are reduced
   /// like all others. With DataForm::ddp this makes the reducer anew, whose first finish() compares the
   /// parameters of the ranks again. No communication, but all ranks must call it alike. Throws bad_argument,
@@ -128,12 +142,14 @@ struct ParallelModel {
   void set_trainable(std::span<Parameter* const> given, bool trainable);
   /// Gives this rank's rows of a batch the layout that layers expect: that of Recipe::place, or the first
   /// dimension split over the data axes. `rows` is (this rank's rows, …), and the global batch has
-  /// `global_rows` rows. Throws layout if the counts do not fit.
+  /// `global_rows` rows. With domain axes, `rows` are whole maps, of which this rank keeps its part; tensors
+  /// without the dimensions that these axes cut stay whole. No communication. Throws layout if the counts do
+  /// not fit, and the errors of shard_spatial().
   Tensor place(const Tensor& rows, std::int64_t global_rows) const;
 };
 
-/// Builds a model in steps, each a call. The first four steps after the constructor may be left out, if the
-/// mesh needs none; each must come before those below it. A step that comes too late, or twice, throws
+/// Builds a model in steps, each a call. The steps before data_parallel() may be left out, if the mesh needs
+/// none; each must come before those below it. A step that comes too late, or twice, throws
 /// bad_argument that names both steps: `build_parallel_model: "tensor parallel" comes too late, after "data
 /// parallel": layouts must be final before gradients are reduced or divided`. build_parallel_model() does all
 /// steps in their order; a program that changes the model in between calls them one by one.
@@ -146,6 +162,8 @@ class ModelBuilder {
 
   /// Cuts parameters over the tensor axis: no rank ever holds more than its part.
   void tensor_parallel();
+  /// Cuts the maps of the layers in space, over BuildOptions::domain_axes.
+  void domain_parallel();
   /// BuildOptions::float8. Layers take part as they are split, and before they are gathered, since codes may
   /// be gathered in the place of weights.
   void float8();
@@ -161,7 +179,7 @@ class ModelBuilder {
   ParallelModel take();
 
  private:
-  enum class Step : unsigned char { model, tensor, float8, activation_checkpointing, data, values };
+  enum class Step : unsigned char { model, tensor, domain, float8, activation_checkpointing, data, values };
   static const char* name(Step step) noexcept;
   static const char* reason(Step step) noexcept;
   void begin(Step step);

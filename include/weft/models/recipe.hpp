@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,8 @@ namespace weft {
 
 struct BuildOptions;
 
-/// The sizes of a model whose inputs are tokens and whose outputs are logits. TokenBatch, Trainer and
-/// compute_logits() are for such models.
+/// The sizes of a model whose inputs are tokens and whose outputs are logits. TokenBatch and compute_logits()
+/// are for such models.
 struct TokenSizes {
   std::int64_t vocab = 0, max_seq = 0;
 };
@@ -44,10 +45,15 @@ struct Recipe {
   /// The blocks, as patterns of paths: fully_shard() gathers them one by one, and AcMode::full runs them
   /// again.
   std::vector<std::string> blocks = {};
-  /// Makes the loss, ParallelModel::loss. Empty: none.
+  /// Makes the loss, ParallelModel::loss. Empty: none. A Trainer gives it the outputs of the model, then the
+  /// targets of the batch, then the number of counted elements of all ranks: i64 (1).
   std::function<std::unique_ptr<Module>()> loss = {};
+  /// The number of elements over which the loss is a mean, in this rank's rows of a batch, which are on the
+  /// host. Empty: the elements of the first target, without labels that are CrossEntropy::kIgnore; without
+  /// targets the rows.
+  std::function<std::int64_t(std::span<const Tensor> inputs, std::span<const Tensor> targets)> count = {};
   /// The layout of an input or a target whose global shape is `global`: `rows` has the first dimension split
-  /// over the data axes. Empty: `rows`.
+  /// over the data axes. Empty: `rows`. Maps are cut in space after that.
   std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> place = {};
   std::optional<TokenSizes> tokens = {};  ///< of a model of tokens
 };

@@ -1,4 +1,4 @@
-// Trains a parallel model: complete steps, from tokens to new weights. Used by the rank (thread) that owns
+// Trains a parallel model: complete steps, from batches to new weights. Used by the rank (thread) that owns
 // the model; collective functions are collective over all ranks of its mesh.
 #pragma once
 
@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <variant>
 #include <vector>
 
 #include "weft/base/error.hpp"
@@ -22,7 +23,16 @@
 
 namespace weft {
 
-/// This rank's rows of a batch, on the host: borrowed for the call. Ranks that differ only in their
+/// This rank's rows of a batch for a model of any recipe: plain tensors (rows, …) on the host, all with the
+/// same number of rows. Ranks that differ only in their coordinate on the tensor axis or the domain axes must
+/// have the same rows, with whole maps: each rank keeps its part (ParallelModel::place).
+struct Batch {
+  Tensors inputs;                ///< of the model, in this order
+  Tensors targets = {};          ///< of the loss, after the outputs of the model
+  std::int64_t global_rows = 0;  ///< as in TokenBatch
+};
+
+/// This rank's rows of a batch of tokens, on the host: borrowed for the call. Ranks that differ only in their
 /// coordinate on the tensor axis must have the same rows.
 struct TokenBatch {
   const std::int64_t* tokens = nullptr;  ///< (rows, sequence), each from 0 to vocab - 1
@@ -57,7 +67,8 @@ class Trainer {
     /// is skipped by all ranks, whatever non_finite says, and the scale falls (weft/train/loss_scaler.hpp).
     /// With it, or with NonFinite::skip, float8 layers do not throw for gradients that are not finite.
     std::optional<LossScaler::Options> loss_scale = std::nullopt;
-    /// The part of each token's weight that is spread evenly over all classes; see CrossEntropy.
+    /// The part of each token's weight that is spread evenly over all classes; see CrossEntropy. This and
+    /// z_loss replace the recipe's CrossEntropy, if one of them is not 0; another loss has no such options.
     double label_smoothing = 0;
     /// The loss that keeps the softmax's sum near 1; see CrossEntropy. Result::loss includes it.
     double z_loss = 0;
@@ -71,10 +82,12 @@ class Trainer {
     std::optional<Ema::Options> ema = std::nullopt;
   };
   struct Result {
-    std::int64_t step = 0;    ///< the number of the step, from 0
-    std::int64_t tokens = 0;  ///< the number of tokens with a label, over all ranks
-    double loss = 0;          ///< the mean over these tokens, in nats
-    double grad_norm = 0;     ///< before clipping; 0 after backward(): not known
+    std::int64_t step = 0;  ///< the number of the step, from 0
+    /// The number of elements over which the loss is a mean, over all ranks: tokens with a label, or what
+    /// Recipe::count says.
+    std::int64_t tokens = 0;
+    double loss = 0;       ///< the mean over these elements; of tokens in nats
+    double grad_norm = 0;  ///< before clipping; 0 after backward(): not known
     /// True if gradients were not finite and non_finite or loss scaling said to skip the step: the weights
     /// stay as they are.
     bool skipped = false;
@@ -83,8 +96,14 @@ class Trainer {
   };
 
   /// `model`, and the `compute` with which it was built, must outlive the trainer. No communication. Throws
-  /// bad_argument if an option is out of range.
+  /// bad_argument if an option is out of range, if the model has no loss, and for label_smoothing or z_loss
+  /// if its loss is no CrossEntropy.
   Trainer(ParallelModel& model, Compute& compute, const Options& options);
+  /// Drops the gradients of a backward(), as discard() does.
+  ~Trainer() {
+    if (pending_ && optimizer_) discard();
+  }
+  Trainer(Trainer&&) = default;
 
   /// Performs a whole training step: forward, loss, backward, average over the data axis, sync over the
   /// tensor axis, clip, and a step of the optimizer with learning rate `lr`. Several batches are
@@ -98,7 +117,8 @@ class Trainer {
   /// The first step throws mismatch if replicas of a parameter began with different values. These checks cost
   /// two small collectives. After an Error the trainer drops the gradients; the weights may or may not have
   /// changed.
-  Result step(std::span<const TokenBatch> batches, double lr);
+  Result step(std::span<const TokenBatch> batches, double lr) { return take_step(batches, lr); }
+  Result step(std::span<const Batch> batches, double lr) { return take_step(batches, lr); }
 
   /// The first half of step(): everything except clip and update. Until the second half, update() or
   /// discard(), the program may read, clip or overwrite gradients(). Throws the errors of step(), and
@@ -107,7 +127,8 @@ class Trainer {
   ///     trainer.backward(batches);
   ///     for (Gradient& g : trainer.gradients()) …
   ///     trainer.update(lr);
-  Result backward(std::span<const TokenBatch> batches);
+  Result backward(std::span<const TokenBatch> batches) { return take_backward(batches, std::nullopt); }
+  Result backward(std::span<const Batch> batches) { return take_backward(batches, std::nullopt); }
   /// Between backward() and update(), returns the gradient of each trained parameter, in the order of the
   /// model's parameters, averaged over the data axis and reduced over the tensor axis. This is the gradient
   /// of the mean over all labels of the step. The gradients are f32, in the optimizer's memory: update() uses
@@ -125,15 +146,18 @@ class Trainer {
   void discard() noexcept;
 
   struct Evaluation {
-    std::int64_t tokens = 0;  ///< the number of tokens with a label, over all ranks
-    double loss = 0;          ///< the mean cross-entropy of these tokens, in nats, without label smoothing
-    double perplexity = 0;    ///< e^loss
+    std::int64_t tokens = 0;  ///< as in Result
+    /// The mean of the recipe's loss over these elements. A CrossEntropy has neither label smoothing nor
+    /// z-loss here.
+    double loss = 0;
+    double perplexity = 0;  ///< e^loss
   };
   /// The loss of held-out batches: forward passes that keep nothing and draw no random numbers, one batch
   /// after the other. Nothing of the training changes: weights, steps, and the gradients of a backward().
   /// With the averages in the place of the masters (Ema::Swapped) it evaluates the averages. Collective over
   /// the mesh. Throws the errors of step() that concern batches.
-  Evaluation evaluate(std::span<const TokenBatch> batches);
+  Evaluation evaluate(std::span<const TokenBatch> batches) { return evaluate_any(batches); }
+  Evaluation evaluate(std::span<const Batch> batches) { return evaluate_any(batches); }
 
   /// The averages; null if Options::ema is not set. To evaluate or export with the averages: `const
   /// Ema::Swapped averages(*trainer.ema())`. A step while averages are swapped in throws bad_argument on all
@@ -173,15 +197,16 @@ class Trainer {
   CheckpointInfo load(const std::filesystem::path& directory);
 
  private:
-  struct Placed {
-    Tensor tokens, labels;
-  };
-  std::vector<Placed> place(std::span<const TokenBatch> batches) const;
-  std::int64_t agree(std::span<const TokenBatch> batches, std::optional<double> lr,
-                     std::vector<Placed>& placed, bool averages = false) const;
+  using Batches = std::variant<std::span<const TokenBatch>, std::span<const Batch>>;
+  std::vector<Batch> plain(const Batches& batches) const;
+  std::int64_t agree(const Batches& batches, std::optional<double> lr, std::vector<Batch>& placed,
+                     bool averages = false) const;
   void agree_on_rate(double lr) const;
-  Result backward(std::span<const TokenBatch> batches, std::optional<double> lr);
-  double passes(const std::vector<Placed>& placed, std::int64_t valid);
+  Result take_step(const Batches& batches, double lr);
+  Result take_backward(const Batches& batches, std::optional<double> lr);
+  Evaluation evaluate_any(const Batches& batches);
+  Module& loss() const { return own_loss_ ? *own_loss_ : *model_->loss; }
+  double passes(const std::vector<Batch>& placed, std::int64_t counted);
   Result apply(double lr);
   void freeze_at(std::int64_t step);
   CheckpointExtra with_state(CheckpointExtra extra) const;
@@ -190,7 +215,7 @@ class Trainer {
   Compute* compute_;
   Options options_;
   std::unique_ptr<Optimizer> optimizer_;
-  CrossEntropy loss_;
+  std::unique_ptr<CrossEntropy> own_loss_;  // null: the loss of the model
   std::int64_t steps_ = 0;
   std::optional<LossScaler> scaler_;
   std::unique_ptr<Ema> ema_;       // null: none
