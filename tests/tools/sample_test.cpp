@@ -140,6 +140,43 @@ TEST_F(SampleTest, RefusesWhatItCannotDo) {
   EXPECT_THAT(no_file.err, HasSubstr("sample: --prompt-file \"" + file("nowhere") + "\":"));
 }
 
+// A model that goes to the form of Llama models and back gives the same text.
+TEST_F(SampleTest, ReadsWhatWasExportedAsLlama) {
+  const Words words{"--prompt", "the quick", "--temperature", "0", "--tokens", "20"};
+  const auto text_of = [&](const std::string& run_folder) {
+    Words all{"sample", file(run_folder)};
+    all.insert(all.end(), words.begin(), words.end());
+    return run(all).out;
+  };
+  const Ran exported = run({"checkpoint", "export", file("run"), file("llama"), "--as", "llama"});
+  EXPECT_EQ(exported.status, 0) << exported.err;
+  EXPECT_THAT(exported.out, HasSubstr("llama/model.safetensors: 21 tensors, "));
+  const Ran imported = run({"checkpoint", "convert", file("llama"), file("back"), "--as", "llama"});
+  EXPECT_EQ(imported.status, 0) << imported.err;
+  EXPECT_THAT(imported.out, HasSubstr("back/step-00000000: 21 tensors"));
+  EXPECT_EQ(text_of("back"), text_of("run"));
+
+  const auto says = [&](const Words& more, const std::string& text) {
+    Words all{"checkpoint"};
+    all.insert(all.end(), more.begin(), more.end());
+    const Ran ran = run(all);
+    EXPECT_EQ(ran.status, 2) << ran.out;
+    EXPECT_THAT(ran.err, HasSubstr(text));
+  };
+  says({"export", file("run"), file("llama"), "--as", "llama"},
+       "llama/model.safetensors\" exists; another folder, or --overwrite, is expected");
+  says({"export", file("run"), file("x"), "--as", "llama", "--strip", "param."},
+       "--as llama: --strip has no meaning with it");
+  says({"export", file("run"), file("x"), "--dtype", "bf16"}, "--dtype: export has it with --as llama only");
+  says({"convert", file("llama"), file("x"), "--as", "llama", "--files", "2"},
+       "--as llama: --files has no meaning with it");
+  says({"export", file("run"), file("x"), "--as", "gpt"}, "--as");
+  const std::vector<float> one(1);
+  const std::vector<NamedView> tensors{{"param.norm.weight", view(one)}};
+  save_checkpoint(file("nameless"), DeviceMesh(), 1, tensors);
+  says({"export", file("nameless"), file("x"), "--as", "llama"}, "does not say which model it is of");
+}
+
 // Checkpoints that do not name their model, or are of another vocabulary.
 TEST_F(SampleTest, RefusesOtherModels) {
   const auto says = [&](const std::string& name, const CheckpointExtra& extra, const std::string& text) {

@@ -21,6 +21,10 @@
 #include "weft/base/error.hpp"
 #include "weft/checkpoint/convert.hpp"
 #include "weft/checkpoint/reader.hpp"
+#ifdef WEFT_HAVE_TRAIN
+#include "weft/models/llama.hpp"
+#include "weft/models/transformer_text.hpp"
+#endif
 
 namespace weft::tools {
 namespace {
@@ -33,6 +37,7 @@ struct CheckpointFlags {
   std::string names, dtype;
   int files = 1;
   bool json = false, overwrite = false, old_names = false, ema = false;
+  std::string as;  // "llama": the form of another program
 };
 
 bool wanted(const CheckpointFlags& flags, const std::string& name) {
@@ -198,7 +203,60 @@ std::string name_with_averages(const CheckpointReader& reader, std::string_view 
   return averaged || name.starts_with("ema.") ? std::string() : std::string(name);
 }
 
+#ifdef WEFT_HAVE_TRAIN
+// A flag that has no meaning with --as.
+void refuse_with_as(bool given, const char* flag) {
+  if (given)
+    throw Error(ErrorCode::bad_argument, fmt::format("--as {}: {} has no meaning with it", "llama", flag));
+}
+
+int export_as_llama(const CheckpointFlags& flags) {
+  refuse_with_as(!flags.only.empty(), "--only");
+  refuse_with_as(!flags.strip.empty(), "--strip");
+  for (const char* name : {"model.safetensors", "config.json"})
+    if (const auto file = std::filesystem::path(flags.file) / name;
+        !flags.overwrite && std::filesystem::exists(file))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("\"{}\" exists; another folder, or --overwrite, is expected", file.string()));
+  const CheckpointReader reader = CheckpointReader::open(flags.path);
+  const std::string folder = reader.info().folder.string();
+  const auto model = reader.info().extra.find("model");
+  if (model == reader.info().extra.end())
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("--as llama: \"{}\" does not say which model it is of; expected a checkpoint of this "
+                    "version of weft train",
+                    folder));
+  const TransformerConfig config =
+      transformer_from_text(model->second, fmt::format("--as llama: the model of \"{}\"", folder));
+  const std::size_t count =
+      export_llama(flags.path, flags.file, config,
+                   {.dtype = flags.dtype == "bf16" ? DType::bf16 : DType::f32, .averages = flags.ema});
+  const auto file = std::filesystem::path(flags.file) / "model.safetensors";
+  fmt::print("{}: {} tensors, {}\n", file.string(), count,
+             size_text(static_cast<std::int64_t>(std::filesystem::file_size(file))));
+  return 0;
+}
+
+int convert_from_llama(const CheckpointFlags& flags) {
+  refuse_with_as(!flags.only.empty(), "--only");
+  refuse_with_as(!flags.names.empty(), "--names");
+  refuse_with_as(flags.old_names, "--old-names");
+  refuse_with_as(!flags.dtype.empty(), "--dtype");
+  refuse_with_as(flags.files != 1, "--files");
+  import_llama(flags.path, flags.file);
+  const CheckpointReader reader = CheckpointReader::open(flags.file);
+  fmt::print("{}: {} tensors\n", reader.info().folder.string(), reader.names().size());
+  return 0;
+}
+#endif
+
 int export_file(const CheckpointFlags& flags) {
+#ifdef WEFT_HAVE_TRAIN
+  if (!flags.as.empty()) return export_as_llama(flags);
+  if (!flags.dtype.empty())
+    throw Error(ErrorCode::bad_argument, "--dtype: export has it with --as llama only");
+#endif
   std::error_code none;
   const auto there = std::filesystem::symlink_status(flags.file, none);
   if (!flags.overwrite && std::filesystem::exists(there))
@@ -232,6 +290,9 @@ int convert(const CheckpointFlags& flags) {
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("\"{}\" has a checkpoint; another folder, or --overwrite, is expected", flags.file));
+#ifdef WEFT_HAVE_TRAIN
+  if (!flags.as.empty()) return convert_from_llama(flags);
+#endif
   const NameTable table = flags.names.empty() ? NameTable() : NameTable::read(flags.names);
   ConvertOptions options;
   options.files = flags.files;
@@ -304,6 +365,19 @@ void add_checkpoint(CLI::App& app, Body& chosen) {
   converts->add_flag("--overwrite", flags->overwrite, "Also where the folder has a checkpoint");
   exports->add_flag("--ema", flags->ema, "Averages in the place of the parameters that they are of");
   exports->add_flag("--overwrite", flags->overwrite, "Replace the file where it is there");
+#ifdef WEFT_HAVE_TRAIN
+  exports
+      ->add_option("--as", flags->as,
+                   "llama: write a folder with model.safetensors and config.json, which transformers reads")
+      ->check(CLI::IsMember({"llama"}));
+  exports->add_option("--dtype", flags->dtype, "With --as: what tensors become")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  converts
+      ->add_option("--as", flags->as,
+                   "llama: read a folder with config.json and safetensors files, such as "
+                   "transformers writes")
+      ->check(CLI::IsMember({"llama"}));
+#endif
 }
 
 }  // namespace weft::tools
