@@ -61,6 +61,7 @@ TWINS = {
     "weft_vocab_linear_cross_entropy": "vocab_parallel_linear_cross_entropy",
     "weft_loss_scaler_unscale": "LossScaler::unscale",
     "weft_model_logits": "compute_logits",
+    "weft_model_generate": "generate",
     "weft_model_save": "save_checkpoint",
     "weft_model_load": "load_checkpoint",
     "weft_trainer_step": "Trainer::step",

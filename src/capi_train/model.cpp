@@ -7,6 +7,7 @@
 #include "capi/values.hpp"
 #include "capi_train/model_handles.hpp"
 #include "weft/host/copy.hpp"
+#include "weft/models/generate.hpp"
 #include "weft/models/transformer_text.hpp"
 #include "weft/train/checkpoint.hpp"
 
@@ -58,6 +59,9 @@ constexpr std::size_t kTransformerOptionsFirstBytes = 136, kParameterFirstBytes 
 static_assert(offsetof(weft_transformer_options, data_form) == kTransformerOptionsFirstBytes);
 static_assert(sizeof(weft_transformer_options) == 200);
 static_assert(sizeof(weft_parameter) == kParameterFirstBytes);
+constexpr std::size_t kGenerateOptionsFirstBytes = 64;
+static_assert(sizeof(weft_generate_options) == kGenerateOptionsFirstBytes);
+static_assert(sizeof(weft_tokens) == 16);  // has no struct_size: it stays as it is
 static_assert(weft::Dims::kMaxDims == WEFT_MAX_DIMS);
 static_assert(weft::CrossEntropy::kIgnore == WEFT_IGNORED);
 
@@ -194,6 +198,23 @@ weft_model* create(const char* function, const weft_mesh* mesh, weft_compute* co
   if (text != nullptr) config = weft::transformer_from_text(text, "text", config);
   return new weft_model{std::make_shared<capi::ModelState>(compute->state, over.owner, over.mesh, config,
                                                            build_options_of(function, o))};
+}
+
+std::vector<weft::TokenList> lists_of(const char* function, const weft_tokens* lists, std::int32_t count,
+                                      const char* name) {
+  if (count < 0)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("the number of {} is {}; expected 0 or more", name, count));
+  if (count > 0) capi::given(function, lists, name);
+  std::vector<weft::TokenList> of;
+  for (std::int32_t i = 0; i < count; ++i) {
+    if (lists[i].count < 0 || (lists[i].tokens == nullptr && lists[i].count > 0))
+      capi::refuse(ErrorCode::bad_argument, function,
+                   fmt::format("{}[{}] has {} tokens{}; expected 0 or more, with memory", name, i,
+                               lists[i].count, lists[i].tokens == nullptr ? ", and is NULL" : ""));
+    of.emplace_back(lists[i].tokens, lists[i].tokens + lists[i].count);
+  }
+  return of;
 }
 
 // A parameter's memory, for a framework that adopts it.
@@ -341,6 +362,40 @@ weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, 
       fault = e;
     }
     capi::copy(compute, weft::compute_logits(m.parts, compute, of, fault).view(), to);
+  });
+}
+
+weft_status weft_model_generate(weft_model* model, const weft_tokens* prompts, int32_t prompt_count,
+                                const weft_generate_options* options, int64_t* tokens, int64_t* counts,
+                                weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    capi::ModelState& m = capi::model_of(function, model);
+    weft::GenerateOptions o;
+    std::vector<weft::TokenList> lists;
+    std::optional<weft::Error> fault;  // reported to the other ranks, which would wait
+    try {
+      const weft_generate_options given =
+          capi::read(function, options, weft_generate_options WEFT_GENERATE_OPTIONS_INIT,
+                     kGenerateOptionsFirstBytes, "WEFT_GENERATE_OPTIONS_INIT");
+      o = {.new_tokens = given.new_tokens,
+           .temperature = given.temperature,
+           .top_k = given.top_k,
+           .top_p = given.top_p,
+           .seed = given.seed,
+           .stops = lists_of(function, given.stops, given.stop_count, "options->stops"),
+           .cache = !given.no_cache};
+      lists = lists_of(function, prompts, prompt_count, "prompts");
+      capi::given(function, tokens, "tokens");
+      capi::given(function, counts, "counts");
+    } catch (const weft::Error& e) {
+      fault = e;
+    }
+    const std::vector<weft::Generated> made = weft::generate(m.parts, m.compute->compute, lists, o, fault);
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      std::copy(made[i].tokens.begin(), made[i].tokens.end(),
+                tokens + static_cast<std::int64_t>(i) * o.new_tokens);
+      counts[i] = static_cast<std::int64_t>(made[i].tokens.size());
+    }
   });
 }
 

@@ -234,12 +234,14 @@ std::int64_t choose_token(std::span<const float> logits, const GenerateOptions& 
 }
 
 std::vector<Generated> generate(ParallelModel& model, Compute& compute, std::span<const TokenList> prompts,
-                                const GenerateOptions& options) {
+                                const GenerateOptions& options, const std::optional<Error>& fault) {
   const TokenSizes& sizes = expect_tokens(kGenerate, model);
-  std::optional<Error> own;
+  std::optional<Error> own = fault;
   try {
-    check_options(kGenerate, options);
-    check_prompts(sizes, prompts, options);
+    if (!own) {
+      check_options(kGenerate, options);
+      check_prompts(sizes, prompts, options);
+    }
   } catch (const Error& e) {
     own = e;
   }
@@ -255,20 +257,20 @@ std::vector<Generated> generate(ParallelModel& model, Compute& compute, std::spa
   TokenPasses passes(model, compute, options, samples, most);
   for (std::int64_t left = 1; left > 0; ++known) {
     const Tensor logits = passes.run(known);
-    std::optional<Error> fault;
+    std::optional<Error> failed;
     std::uint64_t hash = 0;
     try {
       hash = passes.choose(logits, known);
     } catch (const Error& e) {
-      fault = e;
+      failed = e;
     }
     const auto bits = static_cast<std::int64_t>(hash);
-    const Numbers same = least_of(compute, model.tensor, {fault ? -1 : 0, bits, ~bits});
+    const Numbers same = least_of(compute, model.tensor, {failed ? -1 : 0, bits, ~bits});
     const bool done = std::all_of(samples.begin(), samples.end(), [](const Sample& s) { return s.done(); });
     const bool differ = same[1] != ~same[2];
     // -1: a rank has failed, 0: a rank has samples that go on
     const std::int64_t least = least_of(compute, model.data, {same[0] != 0 || differ ? -1 : done ? 1 : 0})[0];
-    if (fault) throw Error(*fault);
+    if (failed) throw Error(*failed);
     if (differ)
       throw Error(ErrorCode::mismatch,
                   fmt::format("generate: the ranks of {}={} have chosen different tokens at "

@@ -8,6 +8,7 @@
 #include "train/bag.hpp"
 #include "train/shard_net.hpp"
 #include "weft/domain/domain.hpp"
+#include "weft/models/generate.hpp"
 #include "weft/models/trainer.hpp"
 #include "weft/tp/conv.hpp"
 #include "weft/tp/linear.hpp"
@@ -327,6 +328,13 @@ Rows trainers() {
          Trained t(r, {{"dp", 1}, {"tp", 2}}, {});
          const std::vector<std::int64_t> tokens{0, 1, 2, r.rank == 1 ? 4 : 3};
          compute_logits(t.model, t.compute, Trained::batch(tokens));
+       }},
+      {"generate", "prompts, options", "in an exchange of its own", ErrorCode::bad_argument,
+       "generate: ranks were given different prompts or options; expected the same on all ranks",
+       [](Rank& r) {
+         Trained t(r, {{"dp", 2}, {"tp", 1}}, {});
+         const std::vector<TokenList> prompts{{0, r.rank == 1 ? 2 : 3}};
+         generate(t.model, t.compute, prompts, {.new_tokens = 1});
        }},
   };
 }

@@ -300,6 +300,12 @@ static weft_loss_scaler* good_weft_loss_scaler;
 #define null_weft_loss_scaler_unscale_compute 1
 static const weft_token_batch token_batch = {NULL, NULL, 0, 1, 0}, *const good_weft_token_batch =
                                                                        &token_batch;
+static const int64_t one_token[] = {0};
+static const weft_tokens a_prompt = {one_token, 1}, *const good_weft_tokens = &a_prompt;
+static int64_t new_tokens[128];
+#define good_prompt_count 1
+#define good_weft_model_generate_tokens new_tokens
+#define good_weft_model_generate_counts new_tokens
 static weft_parameter parameter = WEFT_PARAMETER_INIT, *const good_weft_parameter = &parameter;
 static weft_step_result step_result = WEFT_STEP_RESULT_INIT, *const good_weft_step_result = &step_result;
 static const weft_schedule schedule = WEFT_SCHEDULE_INIT, *const good_weft_schedule = &schedule;

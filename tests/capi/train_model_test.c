@@ -15,6 +15,7 @@ static struct {
   double losses[TRAIN_STEPS];
   const char* folder;
   float whole[TRAIN_ROWS * TRAIN_SEQUENCE * TRAIN_VOCAB]; /* scores of the untrained model */
+  int64_t expected_tokens[8];                             /* of generates() on one rank */
 } run;
 
 typedef struct parts {
@@ -818,6 +819,85 @@ static void logits_of_wrong_ranks(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
+/* ---- New tokens ---- */
+
+/* The most probable next token, again and again, by weft_model_logits. */
+static void tokens_by_logits(weft_model* model, const int64_t* prompt, int length, int64_t* made, int count) {
+  int64_t tokens[TRAIN_SEQUENCE] = {0};
+  memcpy(tokens, prompt, (size_t)length * sizeof(int64_t));
+  for (int n = length; n < length + count; ++n) {
+    const weft_token_batch batch = {tokens, NULL, 1, n, 0};
+    const weft_buffer to = f32(run.whole, (int64_t)n * TRAIN_VOCAB);
+    const float* last = run.whole + (n - 1) * TRAIN_VOCAB;
+    int best = 0;
+    OK(weft_model_logits(model, &batch, &to, &error));
+    for (int v = 1; v < TRAIN_VOCAB; ++v)
+      if (last[v] > last[best]) best = v;
+    tokens[n] = made[n - length] = best;
+  }
+}
+
+static const int64_t first_prompt[] = {3, 1, 4}, second_prompt[] = {1};
+static const weft_tokens both_prompts[] = {{first_prompt, 3}, {second_prompt, 1}};
+
+static void generates(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  weft_generate_options o = WEFT_GENERATE_OPTIONS_INIT;
+  int64_t made[2][4], counts[2], expected[2][4];
+  o.new_tokens = 4;
+  o.temperature = 0;
+  if (run.tp * run.dp == 1) {
+    tokens_by_logits(p.model, first_prompt, 3, expected[0], 4);
+    tokens_by_logits(p.model, second_prompt, 1, expected[1], 4);
+    memcpy(run.expected_tokens, expected, sizeof(expected));
+  }
+  for (int no_cache = 0; no_cache < 2; ++no_cache) {
+    o.no_cache = no_cache != 0;
+    OK(weft_model_generate(p.model, both_prompts, 2, &o, made[0], counts, &error));
+    CHECK(counts[0] == 4 && counts[1] == 4);
+    CHECK(memcmp(made, run.expected_tokens, sizeof(made)) == 0);
+  }
+  /* a stop, and the end of the positions */
+  const weft_tokens stop = {&run.expected_tokens[1], 1};
+  o.stops = &stop;
+  o.stop_count = 1;
+  OK(weft_model_generate(p.model, both_prompts, 1, &o, made[0], counts, &error));
+  CHECK(counts[0] == (run.expected_tokens[0] == run.expected_tokens[1] ? 1 : 2));
+  int64_t many[100];
+  o.stop_count = 0;
+  o.new_tokens = 100;
+  OK(weft_model_generate(p.model, both_prompts, 1, &o, many, counts, &error));
+  CHECK(counts[0] == TRAIN_SEQUENCE - 3);
+  weft_model_destroy(p.model);
+}
+
+static void generate_of_wrong_ranks(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  static const char elsewhere[] =
+      "generate: another rank was given prompts or options that do not fit; its own error says why";
+  const bool wrong = a->rank == 1;
+  int64_t made[2][4], counts[2];
+  weft_generate_options o = WEFT_GENERATE_OPTIONS_INIT;
+  weft_tokens bad = {NULL, 3};
+  o.new_tokens = 4;
+#define GENERATE_HERE(prompts, count, made_given, counts_given, words)                            \
+  CHECK_ERROR(weft_model_generate(p.model, prompts, count, &o, made_given, counts_given, &error), \
+              WEFT_BAD_ARGUMENT, wrong ? words : elsewhere)
+  GENERATE_HERE(wrong ? NULL : both_prompts, 2, made[0], counts, "weft_model_generate: prompts is NULL");
+  GENERATE_HERE(both_prompts, wrong ? -1 : 2, made[0], counts,
+                "weft_model_generate: the number of prompts is -1; expected 0 or more");
+  GENERATE_HERE(wrong ? &bad : both_prompts, 1, made[0], counts,
+                "weft_model_generate: prompts[0] has 3 tokens, and is NULL; expected 0 or more, with memory");
+  GENERATE_HERE(both_prompts, 2, wrong ? NULL : made[0], counts, "weft_model_generate: tokens is NULL");
+  GENERATE_HERE(both_prompts, 2, made[0], wrong ? NULL : counts, "weft_model_generate: counts is NULL");
+  int64_t usual[2][128];
+  OK(weft_model_generate(p.model, both_prompts, 2, NULL, usual[0], counts,
+                         &error)); /* nothing is left behind */
+  weft_model_destroy(p.model);
+}
+
 /* ---- Checkpoints ---- */
 
 static void save(rank_args* a) {
@@ -1195,10 +1275,14 @@ int main(void) {
   on_mesh(2, 2, other_optimizers);
   expect_losses_of_cpp(1, 4);
   on_mesh(1, 2, logits_of_wrong_ranks);
+  on_mesh(1, 2, generate_of_wrong_ranks);
   on_mesh(1, 1, from_text);
   on_mesh(1, 2, from_text);
   on_mesh(1, 1, of_dlpack);
   on_mesh(1, 2, of_dlpack);
+  on_mesh(1, 1, generates);
+  on_mesh(1, 2, generates);
+  on_mesh(2, 2, generates);
   on_mesh(1, 1, scores_of_loops);
   on_mesh(1, 2, scores_of_mesh);
   on_mesh(2, 2, scores_of_mesh);

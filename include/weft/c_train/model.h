@@ -174,6 +174,37 @@ typedef struct weft_token_batch {
 weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, const weft_buffer* logits,
                               weft_error* error);
 
+/* Tokens that the program owns. */
+typedef struct weft_tokens {
+  const int64_t* tokens;
+  int64_t count;
+} weft_tokens;
+
+/* How new tokens are drawn (docs/sample.md). temperature 0: always the most probable token. top_k 0 and top_p
+ * 1: from all tokens. A sample ends behind the first of the `stops` that it has made. no_cache: each token is
+ * a pass over the whole sample; slower, the same tokens. */
+typedef struct weft_generate_options {
+  uint32_t struct_size;
+  bool no_cache;
+  int64_t new_tokens, top_k;
+  double temperature, top_p;
+  uint64_t seed;
+  const weft_tokens* stops;
+  int32_t stop_count;
+} weft_generate_options;
+#define WEFT_GENERATE_OPTIONS_INIT \
+  { sizeof(weft_generate_options), false, 128, 0, 1, 1, 0, NULL, 0 }
+
+/* Continues each prompt. Row i of `tokens` (prompt_count x new_tokens) gets the tokens behind prompt i, and
+ * counts[i] their number, which is smaller than new_tokens if a stop ended the sample or max_seq was reached;
+ * the rest of the row is not written. `options` may be NULL. All ranks give the same prompts and options, and
+ * all get all tokens: the ranks of the data axis share the prompts, those of the tensor axis each pass.
+ * Collective over the mesh; blocks. Fails on all ranks, before any pass, if one of them gives wrong
+ * arguments, or if their arguments differ. */
+weft_status weft_model_generate(weft_model* model, const weft_tokens* prompts, int32_t prompt_count,
+                                const weft_generate_options* options, int64_t* tokens, int64_t* counts,
+                                weft_error* error);
+
 /* Writes the folder directory/step-N, and names it in directory/latest when it is complete. If the process is
  * killed at any moment, the previous checkpoint stays. Collective over the mesh; blocks. */
 weft_status weft_model_save(const weft_model* model, const char* directory, int64_t step, weft_error* error);

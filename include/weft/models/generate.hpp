@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "weft/base/error.hpp"
 #include "weft/models/build.hpp"
 
 namespace weft {
@@ -47,7 +49,8 @@ struct Generated {
 /// ranks have different prompts or options. If there is room for fewer than new_tokens, the samples are
 /// shorter.
 std::vector<Generated> generate(ParallelModel& model, Compute& compute, std::span<const TokenList> prompts,
-                                const GenerateOptions& options = {});
+                                const GenerateOptions& options = {},
+                                const std::optional<Error>& fault = std::nullopt);
 
 /// The token that a distribution gives: `logits` of one position, `uniform` on [0, 1). For generate(), and
 /// for programs that decode by themselves. Throws bad_argument for options out of range, and for NaN among
