@@ -10,6 +10,7 @@
 #include "weft/ep/moe.hpp"
 #include "weft/ep/router.hpp"
 #include "weft/models/build.hpp"
+#include "weft/models/moe_transformer.hpp"
 #include "weft/models/recipe.hpp"
 #include "weft/models/remap.hpp"
 #include "weft/models/trainer.hpp"

@@ -97,6 +97,7 @@ const char* ModelBuilder::name(Step step) noexcept {
   switch (step) {
     case Step::model: return "the model";
     case Step::tensor: return "tensor parallel";
+    case Step::experts: return "expert parallel";
     case Step::domain: return "domain parallel";
     case Step::float8: return "float8";
     case Step::activation_checkpointing: return "activation checkpointing";
@@ -111,6 +112,7 @@ const char* ModelBuilder::reason(Step step) noexcept {
   switch (step) {
     case Step::model: return "";
     case Step::tensor: return "layouts must be final before gradients are reduced or divided";
+    case Step::experts: return "layouts must be final before gradients are reduced or divided";
     case Step::domain: return "float8 and recomputation run the passes of its layers";
     case Step::float8: return "the weights of its layers are gathered as codes, and run again as they are";
     case Step::activation_checkpointing: return "a block runs again inside the gather of its weights";
@@ -145,6 +147,7 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
   mesh_ = recipe_.divide ? recipe_.divide(mesh, options_.tensor_axis) : mesh;
   std::vector<std::string> data_axes{options_.data_axis};
   if (!options_.replicate_axis.empty()) data_axes.insert(data_axes.begin(), options_.replicate_axis);
+  if (!options_.expert_axis.empty()) data_axes.push_back(options_.expert_axis);
   built_.mesh = mesh_.root();
   built_.data = mesh_.submesh(data_axes);
   built_.tensor = mesh_[options_.tensor_axis];
@@ -186,6 +189,12 @@ void ModelBuilder::tensor_parallel() {
   replicate(*built_.model, built_.mesh);
 }
 
+void ModelBuilder::expert_parallel() {
+  begin(Step::experts);
+  if (!options_.expert_axis.empty())
+    apply_expert_parallel(*built_.model, mesh_[options_.expert_axis], options_.experts);
+}
+
 void ModelBuilder::domain_parallel() {
   begin(Step::domain);
   if (options_.domain_axes.empty()) return;
@@ -217,9 +226,12 @@ void ModelBuilder::data_parallel() {
         std::make_unique<GradientReducer>(built_.model->parameters(), built_.data, options_.reducer);
     return;
   }
-  ShardAxes axes(mesh_[options_.data_axis]);
+  std::vector<std::string> shard_axes{options_.data_axis};
+  if (!options_.expert_axis.empty()) shard_axes.push_back(options_.expert_axis);
+  ShardAxes axes(mesh_.submesh(shard_axes));
   if (!options_.replicate_axis.empty()) axes.replicate = mesh_[options_.replicate_axis];
   FullyShardOptions sharding = options_.sharding;
+  if (!options_.expert_axis.empty()) sharding.cut_already = mesh_[options_.expert_axis];
   if (sharding.blocks.empty()) sharding.blocks = recipe_.blocks;
   if (options_.dtype == DType::bf16) sharding.precision.param = DType::bf16;
   if (options_.activations == DType::bf16) sharding.precision.activations = DType::bf16;
@@ -248,6 +260,7 @@ ParallelModel build_parallel_model(const Recipe& recipe, const DeviceMesh& mesh,
                                    const BuildOptions& options) {
   ModelBuilder builder(recipe, mesh, compute, options);
   builder.tensor_parallel();
+  builder.expert_parallel();
   builder.domain_parallel();
   builder.float8();
   builder.activation_checkpointing();

@@ -8,6 +8,7 @@
 
 #include "weft/base/error.hpp"
 #include "weft/models/build.hpp"
+#include "weft/models/moe_transformer.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/tp/own_plan.hpp"
 
@@ -98,6 +99,35 @@ void split_over(Module& model, const DeviceMesh& tensor, const Plan& plan, std::
   if (of_kv) parallelize(model, of_kv, shared);
 }
 
+// The plan of the dense model, in which each block has the layers that it has.
+Plan moe_plan(const MoETransformerConfig& config, const TransformerPlanOptions& options) {
+  if (options.sequence_parallel)
+    throw Error(
+        ErrorCode::bad_argument,
+        "build_parallel_model: sequence_parallel with a mixture of experts; expected false: tokens are "
+        "routed with their whole samples on one rank");
+  const std::string mlp = "layers.*.mlp";
+  Plan plan;
+  const Plan dense = transformer_plan(config.transformer, options);
+  for (const Plan::Entry& entry : dense.entries()) {
+    const bool of_mlp = entry.pattern == mlp || entry.pattern.starts_with(mlp + ".");
+    if (!of_mlp) {
+      plan.add(entry.pattern, entry.style);
+      continue;
+    }
+    for (std::int64_t i = 0; i < config.transformer.layers; ++i) {
+      const std::string layer = fmt::format("layers.{}.mlp", i), rest = entry.pattern.substr(mlp.size());
+      if (!config.has_experts(i))
+        plan.add(layer + rest, entry.style);
+      else if (config.shared_hidden > 0)
+        plan.add(layer + ".shared_expert" + rest, entry.style);
+    }
+  }
+  for (std::int64_t i = 0; i < config.transformer.layers; ++i)
+    if (config.has_experts(i)) plan.add(fmt::format("layers.{}.mlp.experts", i), style_named("fed_column"));
+  return plan;
+}
+
 }  // namespace
 
 Recipe transformer_recipe(const TransformerConfig& config) {
@@ -114,6 +144,17 @@ Recipe transformer_recipe(const TransformerConfig& config) {
   recipe.blocks = {"layers.*"};
   recipe.loss = [] { return std::make_unique<CrossEntropy>(); };
   recipe.tokens = TokenSizes{config.vocab, config.max_seq};
+  return recipe;
+}
+
+Recipe moe_recipe(const MoETransformerConfig& config) {
+  config.check();
+  Recipe recipe = transformer_recipe(config.transformer);
+  recipe.name = "mixture of experts";
+  recipe.build = [config] { return std::make_unique<MoETransformer>(config); };
+  recipe.split = [config](Module& model, const DeviceMesh& tensor, const BuildOptions& options) {
+    split_over(model, tensor, moe_plan(config, options.tensor), config.transformer.kv_heads);
+  };
   return recipe;
 }
 

@@ -20,6 +20,7 @@
 #include "nn/history.hpp"
 #include "nn/optimizer_options.hpp"
 #include "weft/base/error.hpp"
+#include "weft/ep/moe.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/layouts.hpp"
@@ -314,6 +315,7 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
     dloss.push_back(to_device(compute_->context(), scale.with_layout(replicated_layout(model_->mesh, {1})),
                               compute_->stream()));
   }
+  set_router_loss_scale(*model_->model, (scaler_ ? scaler_->scale() : 1.0) / static_cast<double>(all.size()));
   std::optional<MicroBatchSum> earlier;  // in exact mode: of the micro-batches before the last
   if (model_->exact == Exact::yes && all.size() > 1 && !WEFT_MUTANT("exact_micro_batches_unreduced"))
     earlier.emplace(optimizer_->parameters(), *compute_);
@@ -392,6 +394,7 @@ Trainer::Result Trainer::apply(double lr) {
         ErrorCode::bad_argument,
         fmt::format("trainer: the norm of the gradients is {}; expected a finite one", result.grad_norm));
   if (!result.skipped) optimizer_->step(lr);
+  if (!result.skipped) update_router_biases(*model_->model);
   if (!result.skipped && ema_) ema_->update();
   ++steps_;
   return result;

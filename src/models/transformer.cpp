@@ -57,11 +57,6 @@ void TransformerConfig::check() const {
 
 namespace {
 
-// Branches that end in a residual sum start smaller, so that the sum's variance does not grow with depth.
-Init branch_end(const TransformerConfig& c) {
-  return Normal{c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers))};
-}
-
 const TransformerConfig& checked(const TransformerConfig& config) {
   config.check();
   return config;
@@ -69,31 +64,43 @@ const TransformerConfig& checked(const TransformerConfig& config) {
 
 }  // namespace
 
-TransformerBlock::TransformerBlock(const TransformerConfig& c, std::shared_ptr<const RopeTables> rope)
+Init TransformerConfig::branch_end() const noexcept {
+  return Normal{init_std / std::sqrt(2.0 * static_cast<double>(layers))};
+}
+
+PreNormBlock::PreNormBlock(const TransformerConfig& c, std::shared_ptr<const RopeTables> rope)
     : attention_norm(c.dim, c.norm_eps),
-      attention({c.dim, c.heads, c.kv_heads, c.head_dim(), Normal{c.init_std}, branch_end(c)},
+      attention({c.dim, c.heads, c.kv_heads, c.head_dim(), Normal{c.init_std}, c.branch_end()},
                 std::move(rope)),
-      mlp_norm(c.dim, c.norm_eps),
-      mlp(c.dim, c.ffn_hidden, Normal{c.init_std}, branch_end(c)) {
+      mlp_norm(c.dim, c.norm_eps) {
   add("attention_norm", attention_norm);
   add("attention", attention);
   add("mlp_norm", mlp_norm);
-  add("mlp", mlp);
 }
 
-Tensors TransformerBlock::do_forward(Inputs inputs, Frame& frame) {
+void PreNormBlock::set_mlp(Module& mlp) {
+  add("mlp", mlp);
+  mlp_ = &mlp;
+}
+
+TransformerBlock::TransformerBlock(const TransformerConfig& c, std::shared_ptr<const RopeTables> rope)
+    : PreNormBlock(c, std::move(rope)), mlp(c.dim, c.ffn_hidden, Normal{c.init_std}, c.branch_end()) {
+  set_mlp(mlp);
+}
+
+Tensors PreNormBlock::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor& x = inputs[0];
   const Tensors attended = attention.forward(attention_norm.forward(x, frame), frame);
   const Tensor middle = add_tensors(x, attended[0], frame.compute(), TensorName(path(), "x + attention"));
-  const Tensors fed = mlp.forward(mlp_norm.forward(middle, frame), frame);
+  const Tensors fed = mlp_->forward(mlp_norm.forward(middle, frame), frame);
   return {add_tensors(middle, fed[0], frame.compute(), TensorName(path(), "x + mlp"))};
 }
 
-Tensors TransformerBlock::do_backward(Inputs gradients, Frame& frame) {
+Tensors PreNormBlock::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   const Tensor& dy = gradients[0];
-  const Tensors through_mlp = mlp_norm.backward(mlp.backward(dy, frame), frame);
+  const Tensors through_mlp = mlp_norm.backward(mlp_->backward(dy, frame), frame);
   const Tensor dmiddle = add_tensors(dy, through_mlp[0], frame.compute(), TensorName(path(), "d(x + mlp)"));
   const Tensors through_attention = attention_norm.backward(attention.backward(dmiddle, frame), frame);
   return {
@@ -114,14 +121,18 @@ Tensors OutputHead::do_forward(Inputs x, Frame& frame) { return proj.forward(x, 
 Tensors OutputHead::do_backward(Inputs dy, Frame& frame) { return proj.backward(dy, frame); }
 
 Transformer::Transformer(const TransformerConfig& config)
+    : Transformer(config, [config](std::int64_t, const std::shared_ptr<const RopeTables>& rope) {
+        return std::make_unique<TransformerBlock>(config, rope);
+      }) {}
+
+Transformer::Transformer(const TransformerConfig& config, const MakeBlock& make_block)
     : token_embedding(checked(config).vocab, config.dim, Normal{config.init_std}),
       norm(config.dim, config.norm_eps),
       output_head(config.dim, config.vocab, Normal{config.init_std}),
       config_(config) {
   add("token_embedding", token_embedding);
   const auto rope = RopeTables::make(config.max_seq, config.head_dim(), config.rope_theta);
-  for (std::int64_t i = 0; i < config.layers; ++i)
-    layers.append(std::make_unique<TransformerBlock>(config, rope));
+  for (std::int64_t i = 0; i < config.layers; ++i) layers.append(make_block(i, rope));
   add("layers", layers);
   add("norm", norm);
   add("output_head", output_head);
@@ -133,7 +144,9 @@ TransformerBlock& Transformer::block(std::size_t i) {
 }
 
 void Transformer::set_rope(std::shared_ptr<const RopeTables> rope) {
-  for (std::size_t i = 0; i < layers.size(); ++i) block(i).attention.set_rope(rope);
+  visit([&](Module& m) {
+    if (auto* const attention = dynamic_cast<Attention*>(&m)) attention->set_rope(rope);
+  });
 }
 
 Tensors Transformer::do_forward(Inputs tokens, Frame& frame) {

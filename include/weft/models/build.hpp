@@ -11,6 +11,7 @@
 
 #include "weft/base/exact.hpp"
 #include "weft/domain/domain.hpp"
+#include "weft/ep/moe.hpp"
 #include "weft/models/recipe.hpp"
 #include "weft/tp/plan.hpp"
 #include "weft/train/activation_checkpointing.hpp"
@@ -59,6 +60,10 @@ struct BuildOptions {
   std::string data_axis = "dp", tensor_axis = "tp";
   /// A second data axis, over which batches are also divided. Empty: there is none.
   std::string replicate_axis = {};
+  /// The axis over which experts are divided, a data axis like the others: batches are divided over it, too.
+  /// It comes after data_axis in the mesh. Empty: there is none.
+  std::string expert_axis = {};
+  ExpertParallelOptions experts = {};
   DataForm data = DataForm::ddp;
   /// The axes that cut maps in space, one or two: the first cuts the height. Empty: none.
   std::vector<std::string> domain_axes = {};
@@ -106,8 +111,8 @@ struct ParallelModel {
     return *std::construct_at(this, std::move(other));
   }
 
-  DeviceMesh mesh, data,
-      tensor;  ///< the root mesh; the data axes (replicate_axis first); the tensor axis, or axes
+  /// The root mesh; the data axes (replicate_axis first, expert_axis last); the tensor axis, or axes.
+  DeviceMesh mesh, data, tensor;
   std::unique_ptr<Module> model;
   std::unique_ptr<Module> loss;      ///< null if the Recipe has none
   std::optional<TokenSizes> tokens;  ///< of a model of tokens
@@ -162,6 +167,9 @@ class ModelBuilder {
 
   /// Cuts parameters over the tensor axis: no rank ever holds more than its part.
   void tensor_parallel();
+  /// Divides the experts over BuildOptions::expert_axis, each with its part of the tensor axis: data parallel
+  /// then divides, or reduces, only what the ranks of this axis share.
+  void expert_parallel();
   /// Cuts the maps of the layers in space, over BuildOptions::domain_axes.
   void domain_parallel();
   /// BuildOptions::float8. Layers take part as they are split, and before they are gathered, since codes may
@@ -179,7 +187,16 @@ class ModelBuilder {
   ParallelModel take();
 
  private:
-  enum class Step : unsigned char { model, tensor, domain, float8, activation_checkpointing, data, values };
+  enum class Step : unsigned char {
+    model,
+    tensor,
+    experts,
+    domain,
+    float8,
+    activation_checkpointing,
+    data,
+    values
+  };
   static const char* name(Step step) noexcept;
   static const char* reason(Step step) noexcept;
   void begin(Step step);

@@ -1,6 +1,7 @@
 // A decoder-only transformer: pre-norm blocks of grouped-query attention and SwiGLU.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "weft/nn/activation.hpp"
@@ -25,29 +26,42 @@ struct TransformerConfig {
   /// matrices have as many weights as the two matrices of an MLP of width 4 dim (Shazeer, "GLU Variants
   /// Improve Transformer", 2020).
   static std::int64_t usual_ffn_hidden(std::int64_t dim) noexcept { return (8 * dim / 3 + 31) / 32 * 32; }
+  /// The initial values of a matrix whose result is added to x: smaller, so that the sum's variance does not
+  /// grow with depth.
+  Init branch_end() const noexcept;
   /// Throws bad_argument if sizes do not fit; the text shows them: `transformer: dim 30 does not divide into
   /// heads 4`.
   void check() const;
 };
 
-/// x + attention(attention_norm(x)), then x + mlp(mlp_norm(x)).
-class TransformerBlock : public Module {
+/// x + attention(attention_norm(x)), then x + mlp(mlp_norm(x)), with any module as mlp.
+class PreNormBlock : public Module {
  public:
-  TransformerBlock(const TransformerConfig& config, std::shared_ptr<const RopeTables> rope);
-
   RMSNorm attention_norm;
   Attention attention;
   RMSNorm mlp_norm;
-  SwiGLU mlp;
 
   SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
     return {SpaceRule::Kind::any_part};  // residual sums
   }
-  bool has_exact_rule() const override { return typeid(*this) == typeid(TransformerBlock); }
+
+ protected:
+  PreNormBlock(const TransformerConfig& config, std::shared_ptr<const RopeTables> rope);
+  /// Registers the derived class's member, the last child.
+  void set_mlp(Module& mlp);
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
+  Module* mlp_ = nullptr;
+};
+
+/// The block of a dense model.
+class TransformerBlock : public PreNormBlock {
+ public:
+  TransformerBlock(const TransformerConfig& config, std::shared_ptr<const RopeTables> rope);
+  SwiGLU mlp;
+  bool has_exact_rule() const override { return typeid(*this) == typeid(TransformerBlock); }
 };
 
 /// token_embedding.embedding
@@ -89,10 +103,17 @@ class Transformer : public Module {
 
   const TransformerConfig& config() const noexcept { return config_; }
   bool set_output_dtype(DType dtype) override { return output_head.set_output_dtype(dtype); }
+  /// Throws std::bad_cast if the block is of another kind.
   TransformerBlock& block(std::size_t i);
   /// Replaces the rotary tables of every block, to compare with tables of another program.
   void set_rope(std::shared_ptr<const RopeTables> rope);
   bool has_exact_rule() const override { return typeid(*this) == typeid(Transformer); }
+
+ protected:
+  /// Makes block i; the tables are for all blocks.
+  using MakeBlock =
+      std::function<std::unique_ptr<Module>(std::int64_t i, const std::shared_ptr<const RopeTables>& rope)>;
+  Transformer(const TransformerConfig& config, const MakeBlock& make_block);
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

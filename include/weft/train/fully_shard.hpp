@@ -48,6 +48,10 @@ struct FullyShardOptions {
   bool prefetch = true;
   /// The treatment of a parameter that a backward pass did not use on some rank; see BucketReducer.
   Unused unused = Unused::error;
+  /// An axis of the shard axes along which some parameters are cut already, as experts are along ep. A module
+  /// with such parameters is a block of its own, whose parameters are divided over the other shard axes only.
+  /// Empty: none.
+  DeviceMesh cut_already = {};
   /// The float8 layers of the model (Float8Model::linears()): their weights are sent as codes, one byte for
   /// each element, and layers compute the same bits as without. With recipes other than tensorwise, which
   /// cast a weight along both dimensions, forward and backward gather different codes, so that no weights

@@ -29,7 +29,12 @@ std::string below(const std::string& root, const std::string& path) {
   return root.empty() ? path : path.size() > root.size() ? path.substr(root.size() + 1) : "";
 }
 
-std::vector<Grouped> grouped(Module& root, const std::vector<std::string>& patterns) {
+bool cut_along(const Parameter& p, const DeviceMesh& axis) {
+  return axis && p.layout() != nullptr && p.layout()->mesh() == axis.root() && axis.size() > 1 &&
+         is_shard(p.layout()->on(axis));
+}
+
+std::vector<Grouped> grouped(Module& root, const std::vector<std::string>& patterns, const DeviceMesh& cut) {
   std::vector<Grouped> groups{{&root, {}}};
   std::vector<bool> matched(patterns.size(), false);
   std::vector<std::pair<Parameter*, std::size_t>> found;  // in which group each place is
@@ -41,6 +46,12 @@ std::vector<Grouped> grouped(Module& root, const std::vector<std::string>& patte
         group = groups.size();
         groups.push_back({&module, {}});
       }
+    if (&module != &root && groups.back().module != &module &&
+        std::ranges::any_of(module.own_parameters(),
+                            [&](const auto& own) { return cut_along(*own.second, cut); })) {
+      group = groups.size();
+      groups.push_back({&module, {}});
+    }
     for (const auto& [name, parameter] : module.own_parameters()) found.emplace_back(parameter.get(), group);
     for (const auto& [name, child] : module.children()) look(*child, group);
   };
@@ -68,7 +79,34 @@ void expect_axes(const ShardAxes& axes) {
                       axes.replicate.name(), axes.shard.root().shape().name(a)));
 }
 
-void expect_fit(const Parameter& p, const ShardAxes& axes, DType dtype) {
+// The axes over which a block's parameters are divided.
+ShardAxes axes_of(const Grouped& g, const ShardAxes& axes, const DeviceMesh& cut) {
+  const bool any = std::ranges::any_of(g.parameters, [&](const Parameter* p) { return cut_along(*p, cut); });
+  if (!any) return axes;
+  for (const Parameter* p : g.parameters)
+    if (!cut_along(*p, cut))
+      bad(fmt::format(
+          "\"{}\" is cut along {}={} and \"{}\" of the same block is not; expected modules of their "
+          "own",
+          g.parameters[0] == p ? g.parameters.back()->path() : g.parameters[0]->path(), cut.name(),
+          cut.size(), p->path()));
+  std::vector<std::string> rest;
+  for (const DeviceMesh& axis : axes.shard.each_axis())
+    if (!(axis == cut)) rest.push_back(axis.name());
+  ShardAxes others = axes;
+  others.shard = axes.shard.root().submesh(rest);
+  return others;
+}
+
+void expect_cut_already(const ShardAxes& axes, const DeviceMesh& cut) {
+  if (!cut) return;
+  const std::vector<DeviceMesh> each = axes.shard.each_axis();
+  if (each.size() < 2 || std::ranges::find(each, cut) == each.end())
+    bad(fmt::format("options.cut_already is {}; expected one of several axes of axes.shard, {}", cut.name(),
+                    axes.shard.name()));
+}
+
+void expect_fit(const Parameter& p, const ShardAxes& axes, DType dtype, const DeviceMesh& cut) {
   if (p.global_shape().rank() == 0)
     bad(fmt::format("\"{}\" is a scalar; it has no dimension to cut", p.path()));
   if (p.has_gradient()) bad(fmt::format("\"{}\" has a gradient; expected none yet", p.path()));
@@ -84,7 +122,7 @@ void expect_fit(const Parameter& p, const ShardAxes& axes, DType dtype) {
   for (const DeviceMesh* each : {&axes.shard, &axes.replicate})
     if (*each)
       for (const DeviceMesh& axis : each->each_axis())
-        if (axis.size() > 1 && !is_replicate(p.layout()->on(axis)))
+        if (axis.size() > 1 && !is_replicate(p.layout()->on(axis)) && !(axis == cut && cut_along(p, cut)))
           throw Error(ErrorCode::layout,
                       fmt::format("fully_shard: \"{}\" is {} on {}={}; expected Replicate", p.path(),
                                   to_string(p.layout()->on(axis)), axis.name(), axis.size()));
@@ -114,23 +152,31 @@ struct FullySharded::Impl {
   Impl(Module& root, const ShardAxes& axes_in, const FullyShardOptions& options) : axes(axes_in) {
     expect_axes(axes);
     expect_options(options, axes.shard.size());
-    const std::vector<Grouped> groups = grouped(root, options.blocks);
+    expect_cut_already(axes, options.cut_already);
+    const std::vector<Grouped> groups = grouped(root, options.blocks, options.cut_already);
     const std::vector<Parameter*> parameters = root.parameters();
     if (options.float8) expect_float8(parameters, *options.float8);
-    for (const Parameter* p : parameters) expect_fit(*p, axes, options.precision.param);
+    for (const Parameter* p : parameters) expect_fit(*p, axes, options.precision.param, options.cut_already);
     const DeviceMesh both[] = {axes.shard, axes.replicate};
     expect_same_masters(parameters, both);  // of which parts are cut out
     const int reshard = reshard_ranks(options.reshard_after_forward, axes.shard.size());
     std::vector<std::unique_ptr<ShardBlock>> blocks;
-    for (const Grouped& g : groups)
-      blocks.push_back(std::make_unique<ShardBlock>(*g.module, g.parameters, axes, options, reshard, this));
+    for (const Grouped& g : groups) {
+      const ShardAxes of_block = axes_of(g, axes, options.cut_already);
+      const bool all_axes = of_block.shard == axes.shard;  // parts are kept for neighbours on all axes alone
+      blocks.push_back(std::make_unique<ShardBlock>(*g.module, g.parameters, of_block, options,
+                                                    reshard > 1 && !all_axes ? 0 : reshard, this));
+    }
     claim(parameters);  // throws if other code has claimed one, before anything changes
     for (Parameter* p : parameters) p->release_gradient(this);
     for (Parameter* p : parameters)
       if (!p->materialised()) p->set_dtype(options.precision.param);
+    for (Parameter* p : parameters)
+      if (cut_along(*p, options.cut_already)) were_cut.push_back(p);
     for (const auto& block : blocks) block->shard();
     claim(parameters);
     all = parameters;
+    cut_already = options.cut_already;
     for (Parameter* p : all) p->fix_layout("fully_shard");
     for (ModuleBuffer* b : root.buffers())
       if (b->layout() == nullptr && !b->materialised())
@@ -160,6 +206,8 @@ struct FullySharded::Impl {
 
   const ShardAxes axes;
   std::vector<Parameter*> all;
+  DeviceMesh cut_already;
+  std::vector<Parameter*> were_cut;  // along that axis, before
   std::optional<ShardPasses> passes;
 };
 
@@ -204,7 +252,8 @@ ShardMemory FullySharded::memory() const {
     if (p->has_gradient()) m.gradients += p->gradient().bytes();
     LayoutRef whole = p->layout();
     for (const DeviceMesh& axis : impl_->axes.shard.each_axis())
-      if (whole != nullptr) whole = whole->with(axis, Replicate{});
+      if (whole != nullptr && !(axis == impl_->cut_already && std::ranges::count(impl_->were_cut, p) > 0))
+        whole = whole->with(axis, Replicate{});
     m.whole_model += (whole != nullptr ? whole->local_shape() : p->global_shape()).count() * 4;
   }
   m.whole_now = impl_->passes->whole_now();

@@ -1,0 +1,386 @@
+// A transformer with mixtures of experts: the numbers of another implementation, and on every mesh those of
+// one rank, in losses, gradients, training and checkpoints.
+#include "weft/models/moe_transformer.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "support/errors.hpp"
+#include "support/golden_case.hpp"
+#include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/dp/sampler.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/models/trainer.hpp"
+#include "weft/nn/loss.hpp"
+#include "weft/train/gradients.hpp"
+
+namespace weft::moe_model_test {
+namespace {
+
+using test::Golden;
+using test::Rank;
+using test::Ranks;
+
+MoETransformerConfig config_of(Golden& golden) {
+  const nlohmann::json& c = golden.config();
+  MoETransformerConfig config;
+  config.transformer = golden.model();
+  config.experts = c.at("num_experts");
+  config.expert_hidden = c.at("expert_hidden");
+  config.every = c.at("moe_frequency");
+  config.router.top_k = c.at("moe_top_k");
+  config.router.aux_loss = c.at("moe_aux_loss_weight");
+  return config;
+}
+
+// The file names each expert's matrices; the model has one tensor for all experts.
+std::string name_in_file(const std::string& path, std::int64_t expert) {
+  const std::string of = ".experts.";
+  const std::size_t at = path.find(of) + of.size();
+  return path.substr(0, at) + std::to_string(expert) + "." + path.substr(at) + ".weight";
+}
+template <class Visit>
+void each_tensor(Golden&, const Parameter& p, const Visit& visit) {
+  if (p.path().find(".experts.") == std::string::npos) return visit(p.path(), 0, p.global_shape().count());
+  const std::int64_t each = p.global_shape()[1] * p.global_shape()[2];
+  for (std::int64_t e = 0; e < p.global_shape()[0]; ++e) visit(name_in_file(p.path(), e), e * each, each);
+}
+
+class GoldenMoEModel : public ::testing::TestWithParam<std::filesystem::path> {};
+
+TEST_P(GoldenMoEModel, LogitsLossesChoicesAndAllGradients) {
+  Golden golden(GetParam());
+  MoETransformer model(config_of(golden));
+  materialise(model, golden.compute);
+  std::size_t tensors = 0;
+  for (Parameter* p : model.parameters())
+    each_tensor(golden, *p, [&](const std::string& name, std::int64_t first, std::int64_t count) {
+      const Tensor from = golden.tensor("param." + name);
+      ASSERT_EQ(from.count(), count) << name;
+      std::ranges::copy(from.f32(), p->write_master().f32().begin() + first);
+      ++tensors;
+    });
+  EXPECT_EQ(golden.names("param.").size(), tensors);
+  auto rope = std::make_shared<RopeTables>();
+  const Tensor cosine = golden.tensor("aux.rope_cos"), sine = golden.tensor("aux.rope_sin");
+  rope->cos.assign(cosine.f32().begin(), cosine.f32().end());
+  rope->sin.assign(sine.f32().begin(), sine.f32().end());
+  rope->positions = cosine.size(0), rope->half = cosine.size(1);
+  model.set_rope(rope);
+
+  Frame frame(golden.compute, {.seed = 1, .step = 0});
+  CrossEntropy cross_entropy;
+  const Tensor labels = golden.tensor("in.labels");
+  const Tensor logits = model.forward(golden.tensor("in.tokens"), frame)[0];
+  const Tensor loss =
+      cross_entropy.forward({logits, labels, scalar(golden.context, count_valid(labels))}, frame)[0];
+  golden.compare("out.logits", logits.f32());
+  golden.within("out.ce_loss", std::abs(loss.as<double>()[0] - golden.values("out.ce_loss")[0]));
+  double aux = 0, z = 0;
+  const std::vector<LayerBalance> balance = expert_balance(model);
+  for (std::size_t i = 0; i < balance.size(); ++i) {
+    aux += balance[i].report.aux_loss;
+    z += balance[i].report.z_loss;
+    const Tensor counts = golden.tensor("out.router." + std::to_string(i) + ".expert_counts");
+    EXPECT_TRUE(std::ranges::equal(balance[i].report.counts, counts.as<std::int64_t>())) << balance[i].path;
+  }
+  golden.within("out.aux_loss", std::abs(aux - golden.values("out.aux_loss")[0]));
+  golden.within("out.router_z_loss", std::abs(z - golden.values("out.router_z_loss")[0]));
+  model.backward(cross_entropy.backward({}, frame), frame);
+  for (const Parameter* p : model.parameters())
+    each_tensor(golden, *p, [&](const std::string& name, std::int64_t first, std::int64_t count) {
+      golden.compare("grad.param." + name, p->gradient().f32().subspan(static_cast<std::size_t>(first),
+                                                                       static_cast<std::size_t>(count)));
+    });
+  RecordProperty("most_of_the_limit_used", std::to_string(golden.most_used()));
+}
+
+std::string file_name(const ::testing::TestParamInfo<std::filesystem::path>& info) {
+  return info.param.stem().string();
+}
+INSTANTIATE_TEST_SUITE_P(Golden, GoldenMoEModel, ::testing::ValuesIn(test::golden_files("kf_moe_tiny")),
+                         file_name);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GoldenMoEModel);
+TEST(GoldenMoEModelFiles, ArePresent) { test::expect_golden({"kf_moe_tiny"}); }
+
+// ---- meshes ----
+
+constexpr std::int64_t kBatch = 8, kSequence = 12;
+
+MoETransformerConfig small(std::int64_t experts = 4) {
+  MoETransformerConfig c;
+  c.transformer = {
+      .dim = 32, .layers = 2, .heads = 4, .kv_heads = 2, .ffn_hidden = 48, .vocab = 64, .max_seq = 16};
+  c.transformer.init_std = 0.1;
+  c.experts = experts;
+  c.expert_hidden = 24;
+  c.shared_hidden = 16;
+  c.router = {.scores = RouterScores::sigmoid, .bias = RouterBias::selects, .aux_loss = 0.05, .z_loss = 0.01};
+  return c;
+}
+
+struct Mesh {
+  const char* name;
+  MeshShape shape;
+  DataForm data = DataForm::ddp;
+  bool hsdp = false;
+  AcMode ac = AcMode::none;
+  DType dtype = DType::f32;  // of weights and activations
+};
+
+BuildOptions options_of(const Mesh& mesh) {
+  BuildOptions options;
+  options.seed = 17;
+  options.expert_axis = "ep";
+  options.experts.uneven = true;
+  options.data = mesh.data;
+  if (mesh.hsdp) options.replicate_axis = "replicate";
+  options.ac.mode = mesh.ac;
+  options.dtype = options.activations = mesh.dtype;
+  return options;
+}
+
+using Values = std::map<std::string, std::vector<float>>;
+
+struct Steps {
+  std::vector<double> losses, norms;
+  Values gradients, parameters;
+};
+
+std::vector<std::int64_t> numbers_of(std::span<const std::int64_t> samples, std::int64_t shift) {
+  std::vector<std::int64_t> all;
+  for (const std::int64_t s : samples)
+    for (std::int64_t k = 0; k < kSequence; ++k) all.push_back((s * 31 + (k + shift) * (s % 7 + 1)) % 64);
+  return all;
+}
+
+struct Training {
+  Training(Rank& rank, const Mesh& how, const MoETransformerConfig& config)
+      : compute(rank.context),
+        mesh(rank.group(), how.shape),
+        built(build_parallel_model(moe_recipe(config), mesh, compute, options_of(how))),
+        trainer(built, compute, {.optimizer = AdamW::Options{}, .max_norm = 0.5}),
+        sampler(built.data, 1000, kBatch, 5) {}
+  // `micro`: how many micro-batches each rank's rows are cut into
+  Trainer::Result backward(std::int64_t micro = 1) {
+    const std::vector<std::int64_t> samples = sampler.local_batch(trainer.steps());
+    tokens = numbers_of(samples, 0), labels = numbers_of(samples, 1);
+    std::vector<TokenBatch> batches;
+    const auto rows = static_cast<std::int64_t>(samples.size()) / micro;
+    for (std::int64_t i = 0; i < micro; ++i)
+      batches.push_back({&tokens[static_cast<std::size_t>(i * rows * kSequence)],
+                         &labels[static_cast<std::size_t>(i * rows * kSequence)], rows, kSequence,
+                         kBatch / micro});
+    return trainer.backward(batches);
+  }
+  Values whole_parameters() const {
+    Values all;
+    for (Parameter* p : built.parameters()) {
+      const Tensor t = full(p->master());
+      all[p->path()].assign(t.f32().begin(), t.f32().end());
+    }
+    for (ModuleBuffer* b : built.model->buffers())
+      all[b->path()].assign(b->tensor().f32().begin(), b->tensor().f32().end());
+    return all;
+  }
+  Compute compute;
+  DeviceMesh mesh;
+  ParallelModel built;
+  Trainer trainer;
+  Sampler sampler;
+  std::vector<std::int64_t> tokens, labels;
+};
+
+Steps steps_of(Rank& rank, const Mesh& how, const MoETransformerConfig& config, int steps,
+               std::int64_t micro = 1) {
+  Training t(rank, how, config);
+  Steps run;
+  for (int step = 0; step < steps; ++step) {
+    const Trainer::Result result = t.backward(micro);
+    if (step == 0)
+      for (Parameter* p : t.built.parameters()) {
+        const Tensor whole = full(p->gradient());
+        run.gradients[p->path()].assign(whole.f32().begin(), whole.f32().end());
+      }
+    run.losses.push_back(result.loss);
+    run.norms.push_back(t.trainer.update(2e-3).grad_norm);
+  }
+  run.parameters = t.whole_parameters();
+  return run;
+}
+
+// `tolerance`: of the largest number of each tensor
+void expect_close(const Values& got, const Values& expected, double tolerance) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (const auto& [name, numbers] : expected) {
+    ASSERT_EQ(got.at(name).size(), numbers.size()) << name;
+    double largest = 0, worst = 0;
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      largest = std::max(largest, std::abs(static_cast<double>(numbers[i])));
+      worst =
+          std::max(worst, std::abs(static_cast<double>(got.at(name)[i]) - static_cast<double>(numbers[i])));
+    }
+    EXPECT_LE(worst, tolerance * largest) << name;
+  }
+}
+
+Steps serial_run(const MoETransformerConfig& config, int steps) {
+  Steps run;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    run = steps_of(rank, {"one", {{"dp", 1}, {"ep", 1}, {"tp", 1}}}, config, steps);
+  });
+  return run;
+}
+
+MeshShape mesh_of(int dp, int ep, int tp) { return {{"dp", dp}, {"ep", ep}, {"tp", tp}}; }
+
+TEST(MoEModel, EveryMeshHasTheLossesGradientsAndStepsOfOneRank) {
+  const Steps expected = serial_run(small(), 3);
+  for (const Mesh& how :
+       std::vector<Mesh>{{"ep 2", mesh_of(1, 2, 1)},
+                         {"ep 4", mesh_of(1, 4, 1)},
+                         {"dp 2 ep 2", mesh_of(2, 2, 1)},
+                         {"dp 2 ep 2 tp 2", mesh_of(2, 2, 2)},
+                         {"tp 4 ep 2", mesh_of(1, 2, 4)},  // ranks share kv heads
+                         {"recomputed", mesh_of(2, 2, 1), DataForm::ddp, false, AcMode::full},
+                         {"fsdp ep 2", mesh_of(1, 2, 1), DataForm::fsdp},
+                         {"fsdp dp 2 ep 2", mesh_of(2, 2, 1), DataForm::fsdp},
+                         {"fsdp dp 2 ep 2 tp 2", mesh_of(2, 2, 2), DataForm::fsdp},
+                         {"fsdp recomputed", mesh_of(2, 2, 1), DataForm::fsdp, false, AcMode::full},
+                         {"hsdp", {{"replicate", 2}, {"dp", 2}, {"ep", 2}, {"tp", 1}}, DataForm::fsdp, true}})
+    test::run_ranks(Ranks::threads, how.shape.size(), [&](Rank& rank) {
+      SCOPED_TRACE(how.name);
+      const Steps got = steps_of(rank, how, small(), 3);
+      for (std::size_t i = 0; i < expected.losses.size(); ++i) {
+        EXPECT_NEAR(got.losses[i], expected.losses[i], 2e-6 * expected.losses[i]) << i;
+        EXPECT_NEAR(got.norms[i], expected.norms[i], 2e-5 * expected.norms[i]) << i;
+      }
+      expect_close(got.gradients, expected.gradients, 5e-6);
+      expect_close(got.parameters, expected.parameters, 1e-3);  // AdamW divides small gradients
+    });
+}
+
+TEST(MoEModel, MicroBatchesAndUnevenExperts) {
+  MoETransformerConfig config = small(5);
+  config.router.aux_loss = 0;  // a product of shares and scores of a micro-batch
+  config.router.z_loss = 0.05;
+  const Steps expected = serial_run(config, 1);
+  for (const Mesh& how : std::vector<Mesh>{{"ep 2", mesh_of(1, 2, 1)},
+                                           {"ep 3", mesh_of(1, 3, 1)},
+                                           {"fsdp dp 2 ep 2", mesh_of(2, 2, 1), DataForm::fsdp}})
+    test::run_ranks(Ranks::threads, how.shape.size(), [&](Rank& rank) {
+      SCOPED_TRACE(how.name);
+      const Steps got = steps_of(rank, how, config, 1, how.shape.size("ep") == 2 ? 2 : 1);
+      EXPECT_NEAR(got.losses[0], expected.losses[0], 2e-6 * expected.losses[0]);
+      expect_close(got.gradients, expected.gradients, 5e-6);
+    });
+}
+
+// Rows travel in bf16; scores, sums and losses are f32.
+TEST(MoEModel, Bf16) {
+  const MeshShape one = mesh_of(1, 1, 1);
+  Steps expected, rounded;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    expected = steps_of(rank, {"f32", one}, small(), 1);
+    rounded = steps_of(rank, {"bf16", one, DataForm::ddp, false, AcMode::none, DType::bf16}, small(), 1);
+  });
+  EXPECT_NE(rounded.losses, expected.losses);
+  EXPECT_NEAR(rounded.losses[0], expected.losses[0], 1e-3 * expected.losses[0]);
+  for (const DataForm data : {DataForm::ddp, DataForm::fsdp})
+    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+      const Steps got =
+          steps_of(rank, {"bf16", mesh_of(2, 2, 1), data, false, AcMode::none, DType::bf16}, small(), 1);
+      EXPECT_NEAR(got.losses[0], rounded.losses[0], 1e-5 * rounded.losses[0]);
+      expect_close(got.gradients, rounded.gradients, 2e-2);  // a dx may round to the other side
+    });
+}
+
+TEST(MoEModel, CheckpointsLoadOnOtherMeshes) {
+  const test::TemporaryFolder folder;
+  Values saved;
+  double next_loss = 0;
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    Training t(rank, {"saved", mesh_of(2, 2, 1), DataForm::fsdp}, small());
+    for (int step = 0; step < 2; ++step) t.backward(), t.trainer.update(2e-3);
+    t.trainer.save(folder.path());
+    const Values all = t.whole_parameters();
+    const double loss = t.backward().loss;
+    if (rank.rank == 0) saved = all, next_loss = loss;
+  });
+  for (const Mesh& how : std::vector<Mesh>{{"ep 1", mesh_of(1, 1, 1)},
+                                           {"ep 3", mesh_of(1, 3, 1)},
+                                           {"ep 4", mesh_of(1, 4, 1)},
+                                           {"fsdp ep 4", mesh_of(1, 4, 1), DataForm::fsdp},
+                                           {"dp 2 tp 2", mesh_of(2, 1, 2)}})
+    test::run_ranks(Ranks::threads, how.shape.size(), [&](Rank& rank) {
+      SCOPED_TRACE(how.name);
+      Training t(rank, how, small());
+      t.trainer.load(folder.path());
+      EXPECT_EQ(t.trainer.steps(), 2);
+      EXPECT_EQ(t.whole_parameters(), saved);  // the same bits, biases of routers too
+      EXPECT_NEAR(t.backward().loss, next_loss, 2e-6 * next_loss);
+    });
+}
+
+TEST(MoEModel, ExpertsAreInitialisedByTheirGlobalNumber) {
+  Values expected;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    expected = Training(rank, {"one", mesh_of(1, 1, 1)}, small()).whole_parameters();
+  });
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    Training t(rank, {"four", mesh_of(1, 4, 1)}, small());
+    EXPECT_EQ(t.built.model->parameter("layers.0.mlp.experts.up_proj")->master().shape(), (Shape{1, 24, 32}));
+    EXPECT_EQ(t.whole_parameters(), expected);
+  });
+}
+
+TEST(MoEModel, RefusesByName) {
+  const auto check = [](auto change) {
+    MoETransformerConfig c = small();
+    change(c);
+    return test::error_text(ErrorCode::bad_argument, [&] { return c.check(), 0; });
+  };
+  EXPECT_EQ(check([](auto& c) { c.every = 3; }), "moe: every is 3; expected 1 to 2 (layers)");
+  EXPECT_EQ(check([](auto& c) { c.experts = 0; }), "moe: experts is 0; expected at least 1");
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), mesh_of(1, 2, 1));
+    const auto build = [&](auto change, std::int64_t experts = 4) {
+      BuildOptions options = options_of({"", mesh_of(1, 2, 1)});
+      change(options);
+      return test::error_text(ErrorCode::bad_argument, [&] {
+        return build_parallel_model(moe_recipe(small(experts)), mesh, compute, options).exact;
+      });
+    };
+    EXPECT_EQ(build([](auto& o) { o.tensor.sequence_parallel = true; }),
+              "build_parallel_model: sequence_parallel with a mixture of experts; expected false: tokens are "
+              "routed "
+              "with their whole samples on one rank");
+    EXPECT_EQ(build([](auto& o) { o.experts.uneven = false; }, 5),
+              "apply_expert_parallel: \"layers.0.mlp\" has 5 experts; they do not divide into ep=2 (5 = 2 x "
+              "2 + 1); "
+              "uneven = true allows that");
+    BuildOptions dense = options_of({"", mesh_of(1, 2, 1)});
+    EXPECT_EQ(test::error_text(
+                  ErrorCode::bad_argument,
+                  [&] { return build_parallel_model(small().transformer, mesh, compute, dense).exact; }),
+              "apply_expert_parallel: the model has no mixture of experts");
+    MoETransformer model(small());
+    apply_expert_parallel(model, mesh["ep"]);
+    EXPECT_EQ(test::error_text(ErrorCode::bad_argument,
+                               [&] { return fully_shard(model, mesh["dp"], {.cut_already = mesh["ep"]}); }),
+              "fully_shard: options.cut_already is ep; expected one of several axes of axes.shard, dp");
+    EXPECT_EQ(test::error_text(ErrorCode::layout,
+                               [&] {
+                                 return fully_shard(model, mesh[{"dp", "ep"}]);
+                               }),
+              "fully_shard: \"layers.0.mlp.experts.gate_proj\" is Shard(0) on ep=2; expected Replicate");
+  });
+}
+
+}  // namespace
+}  // namespace weft::moe_model_test
