@@ -84,7 +84,7 @@ void check_elements(KernelContext& ctx) {
   constexpr std::int64_t kCount = 203, kFirst = 97, kDim = 29, kRows = kCount / kDim, kFirstRows = 3;
   static_assert(kRows * kDim == kCount);
   const std::vector<float> x = random_floats(kCount, "x"), y = random_floats(kCount, "y"),
-                           gain = random_floats(kDim, "gain");
+                           z = random_floats(kCount, "z"), gain = random_floats(kDim, "gain");
   std::vector<float> whole(x.size()), parts(x.size()), inverse(kRows);
   const auto each = [&](std::string_view what, std::string_view cut, std::int64_t first, std::int64_t count,
                         const auto& run) {
@@ -95,6 +95,27 @@ void check_elements(KernelContext& ctx) {
   };
   each("swiglu", "elements", kFirst, kCount, [&](std::int64_t at, std::int64_t n, float* to) {
     kernels::swiglu_forward(ctx, x.data() + at, y.data() + at, to + at, n);
+  });
+  std::vector<float> other(x.size());
+  each("swiglu backward", "elements", kFirst, kCount, [&](std::int64_t at, std::int64_t n, float* to) {
+    kernels::swiglu_backward(ctx, z.data() + at, x.data() + at, y.data() + at, to + at, other.data(), n);
+  });
+  each("silu backward", "elements", kFirst, kCount, [&](std::int64_t at, std::int64_t n, float* to) {
+    kernels::silu_backward(ctx, z.data() + at, x.data() + at, to + at, n);
+  });
+  for (const kernels::GeluForm form : {kernels::GeluForm::erf, kernels::GeluForm::tanh}) {
+    each("gelu", "elements", kFirst, kCount, [&](std::int64_t at, std::int64_t n, float* to) {
+      kernels::gelu_forward(ctx, x.data() + at, to + at, n, form);
+    });
+    each("gelu backward", "elements", kFirst, kCount, [&](std::int64_t at, std::int64_t n, float* to) {
+      kernels::gelu_backward(ctx, z.data() + at, x.data() + at, to + at, n, form);
+    });
+  }
+  each("rms_norm backward", "rows", kFirstRows, kRows, [&](std::int64_t row, std::int64_t rows, float* to) {
+    kernels::rms_norm_forward(ctx, x.data() + row * kDim, gain.data(), other.data(), inverse.data(), rows,
+                              kDim, 1e-5f);
+    kernels::rms_norm_backward(ctx, z.data() + row * kDim, x.data() + row * kDim, gain.data(), inverse.data(),
+                               to + row * kDim, other.data(), rows, kDim);
   });
   each("rms_norm", "rows", kFirstRows, kRows, [&](std::int64_t row, std::int64_t rows, float* to) {
     kernels::rms_norm_forward(ctx, x.data() + row * kDim, gain.data(), to + row * kDim, inverse.data(), rows,
