@@ -245,9 +245,11 @@ python_packages() {
   local module
   local versions  # of torch: the tests run with the newest that there is, and with the older ones that are stated as tested
   mapfile -t versions < <(sed -n 's/^TESTED = //p' python/weft/torch/needs.py | grep -oE '[0-9]+\.[0-9]+\.' | sed 's/\.$//; $d')
-  for module in torch "${versions[@]/#/torch==}" jax mypy; do
-    tools/torch_python.sh --make "$module" 2>"build/python_$module.log" ||
-      skipped+=("tests with $module: tools/torch_python.sh --make $module: $(grep -v '^ *$' "build/python_$module.log" | tail -n 1)")
+  for module in torch "${versions[@]/#/torch==}" jax mypy "torch ml_dtypes torchao"; do
+    local log=build/python_${module// /_}.log
+    # shellcheck disable=SC2086  # one module a word
+    tools/torch_python.sh --make $module 2>"$log" ||
+      skipped+=("tests with $module: tools/torch_python.sh --make $module: $(grep -v '^ *$' "$log" | tail -n 1)")
   done
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/mutant.hpp"
 #include "mesh/axis_ranks.hpp"
+#include "train/float8_conversion.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/mesh/layout.hpp"
@@ -205,7 +206,8 @@ void ModelBuilder::domain_parallel() {
 
 void ModelBuilder::float8() {
   begin(Step::float8);
-  if (options_.float8) built_.float8 = apply_float8(*built_.model, *options_.float8, options_.float8_options);
+  if (options_.float8)
+    built_.float8 = convert_linears(*built_.model, *options_.float8, options_.float8_options);
 }
 
 void ModelBuilder::activation_checkpointing() {

@@ -129,8 +129,9 @@ class Float8LinearPasses : public Passes {
   bool tensorwise() const noexcept { return recipe() == Float8Recipe::tensorwise; }
   std::vector<float> scales_of(Frame& frame, const Linear& layer, const Tensor& x, Granularity granularity,
                                DType format, bool gradient) const;
-  Scaled scaled(Frame& frame, const Linear& layer, const Tensor& x, Granularity granularity, DType format,
-                bool gradient) const;
+  Scaled gradient(Frame& frame, const Linear& layer, const Tensor& dy, Granularity granularity,
+                  DType format) const;
+  Scaled input(Frame& frame, const Linear& layer, const Tensor& x) const;
   Scaled weight(Frame& frame, const Linear& layer, Float8Linears::WeightUse use) const;
   void keep(Frame& frame, const Linear& layer, const Tensor& x, const std::vector<float>& scales) const;
   void expect_kept(const Linear& layer, const Tensors& kept) const;
@@ -167,11 +168,25 @@ std::vector<float> Float8LinearPasses::scales_of(Frame& frame, const Linear& lay
   return amax;
 }
 
-Scaled Float8LinearPasses::scaled(Frame& frame, const Linear& layer, const Tensor& x, Granularity granularity,
-                                  DType format, bool gradient) const {
-  Scaled s{frame.compute().make(x.shape(), DType::bf16),
-           scales_of(frame, layer, x, granularity, format, gradient)};
-  float8::quantise_to_bf16(frame.kernels(), x, granularity, s.scales.data(), format, s.values);
+Scaled Float8LinearPasses::gradient(Frame& frame, const Linear& layer, const Tensor& dy,
+                                    Granularity granularity, DType format) const {
+  Scaled s{frame.compute().make(dy.shape(), DType::bf16),
+           scales_of(frame, layer, dy, granularity, format, true)};
+  float8::quantise_to_bf16(frame.kernels(), dy, granularity, s.scales.data(), format, s.values);
+  return s;
+}
+
+// x as the left operand of y. A layer that runs again for its backward uses the scales of its first run.
+Scaled Float8LinearPasses::input(Frame& frame, const Linear& layer, const Tensor& x) const {
+  const Granularity granularity = tensorwise() ? Granularity::tensorwise : Granularity::rowwise;
+  const Tensors kept = frame.once(layer.path(), [&] {
+    const std::vector<float> found = scales_of(frame, layer, x, granularity, DType::f8e4m3, false);
+    const Tensor scales = frame.compute().make({static_cast<std::int64_t>(found.size())});
+    std::ranges::copy(found, scales.f32().begin());
+    return Tensors{scales};
+  });
+  Scaled s{frame.compute().make(x.shape(), DType::bf16), {kept[0].f32().begin(), kept[0].f32().end()}};
+  float8::quantise_to_bf16(frame.kernels(), x, granularity, s.scales.data(), DType::f8e4m3, s.values);
   return s;
 }
 
@@ -252,9 +267,7 @@ Tensors Float8LinearPasses::forward(Module& module, Inputs inputs, Frame& frame)
   if (add_bias_here) expect_bias_fits(layer, y, *layer.bias, y.shape().rank() - 1);
   const Tensor b = add_bias_here ? widened(frame, layer.bias->weight()) : Tensor();
 
-  const Granularity by_row = tensorwise() ? Granularity::tensorwise : Granularity::rowwise;
-  const Scaled of_x = scaled(frame, layer, x, by_row, DType::f8e4m3, false),
-               of_w = weight(frame, layer, WeightUse::forward);
+  const Scaled of_x = input(frame, layer, x), of_w = weight(frame, layer, WeightUse::forward);
   const float8::MatrixSize size = float8::matrix_size(y.shape());
   float* const result = y.data_ptr<float>();
   if (frame.exact())
@@ -286,14 +299,14 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
   const std::int64_t tokens = float8::matrix_size(x.shape()).rows;
   const int last = x.shape().rank() - 1;
   const Granularity by_row = tensorwise() ? Granularity::tensorwise : Granularity::rowwise;
-  const Scaled rows = scaled(frame, layer, dy, by_row, tensorwise() ? DType::f8e5m2 : DType::f8e4m3, true);
+  const Scaled rows = gradient(frame, layer, dy, by_row, tensorwise() ? DType::f8e5m2 : DType::f8e4m3);
 
   const bool in_high_precision = recipe() == Float8Recipe::rowwise_gw_hp;
   if (layer.weight->trainable()) {
     const Scaled columns = tensorwise() ? rows
                            : in_high_precision
                                ? Scaled{cast(frame, dy, DType::bf16), {}}
-                               : scaled(frame, layer, dy, Granularity::columnwise, DType::f8e4m3, true);
+                               : gradient(frame, layer, dy, Granularity::columnwise, DType::f8e4m3);
     const LayoutRef of_dw = layouts::partial_as(layouts::gradient_of(of_w, x.layout(), last), dy.layout());
     frame.later([&layer, kept, columns, of_dw, in, out, tokens, in_high_precision, each = !tensorwise(),
                  exact = frame.exact()](Frame& f) {

@@ -56,10 +56,8 @@ std::vector<WithoutRow> without_row() {
       {"apply_ac", "policy",
        "no communication; ranks that run other modules again make other calls, which are compared"},
       {"ActivationProfile", "", "calls the passes of the model"},
-      {"apply_float8", "recipe, options",
-       "no communication; `Trainer::step()` compares them before the first pass"},
-      {"Float8Linears::update_scales", "", "as `apply_float8`"},
-      {"Float8Linears::expect_finite", "", "as `apply_float8`"},
+      {"Float8Linears::update_scales", "", "`apply_float8()` and `Trainer::step()` compare the options"},
+      {"Float8Linears::expect_finite", "", "`apply_float8()` and `Trainer::step()` compare the options"},
       {"BucketReducer", "parameters",
        "it sees gradients only; where the program makes it itself, `check_replicas()` compares the "
        "parameters"},

@@ -258,6 +258,37 @@ Row of_float8(const std::string& name, const std::function<void(BuildOptions&)>&
           }};
 }
 
+Row of_apply_float8(const std::string& name, const std::string& text, Float8Recipe recipe,
+                    const Float8Options& options) {
+  return {"apply_float8",
+          name,
+          "when it is called, if parameters have a layout",
+          ErrorCode::mismatch,
+          "apply_float8: " + text,
+          [recipe, options](Rank& r) {
+            const DeviceMesh mesh(r.group(), {{"dp", 2}});
+            Linear layer(16, 16);
+            replicate(layer, mesh);
+            const bool other = r.rank == 1;
+            apply_float8(layer, other ? recipe : Float8Recipe::rowwise, other ? options : Float8Options{});
+          }};
+}
+
+Rows float8() {
+  const Float8Recipe same = Float8Recipe::rowwise;
+  return {
+      of_apply_float8("recipe", "the recipe is rowwise on dp rank 0, but tensorwise on dp rank 1",
+                      Float8Recipe::tensorwise, {}),
+      of_apply_float8("options.filter", "options.filter.least_elements is 0 on dp rank 0, but 9 on dp rank 1",
+                      same, {.filter = {.least_elements = 9}}),
+      of_apply_float8("options.scales", "options.scales is own on dp rank 0, but whole on dp rank 1", same,
+                      {.scales = Float8Scales::whole}),
+      of_apply_float8("options.not_finite",
+                      "options.not_finite is error on dp rank 0, but propagate on dp rank 1", same,
+                      {.not_finite = Float8NotFinite::propagate}),
+  };
+}
+
 Rows trainers() {
   const std::string where = "in the exchange of the numbers of labels";
   using Options = Trainer::Options;
@@ -514,8 +545,8 @@ Rows maps() {
 Rows train_rows() {
   using namespace train_test;
   Rows rows;
-  for (const Rows& some :
-       {values(), reducers(), optimizers(), seeds(), trainers(), split_layers(), convolutions(), maps()})
+  for (const Rows& some : {values(), reducers(), optimizers(), seeds(), float8(), trainers(), split_layers(),
+                           convolutions(), maps()})
     rows.insert(rows.end(), some.begin(), some.end());
   return rows;
 }

@@ -216,6 +216,9 @@ TEST(Float8Scales, AreThoseOfTheRule) {
   EXPECT_EQ(float8::scale_of(3, DType::f8e4m3, true), 128.0F);  // 149.3, rounded down
   EXPECT_EQ(float8::scale_of(7, DType::f8e4m3, true), 64.0F);   // 64 exactly
   EXPECT_EQ(float8::scale_of(1000, DType::f8e4m3, true), 0.25F);
+  // 511.99997: its logarithm is 9 in f32, as torchao computes it.
+  EXPECT_EQ(float8::scale_of(0x1.c00002p-1F, DType::f8e4m3, true), 512.0F);
+  EXPECT_EQ(float8::scale_of(0x1.c00022p-1F, DType::f8e4m3, true), 256.0F);
   EXPECT_EQ(float8::scale_of(0, DType::f8e4m3, false), static_cast<float>(448.0 / 1e-12));
   EXPECT_EQ(float8::scale_of(1e-30F, DType::f8e5m2, false), static_cast<float>(57344.0 / 1e-12));
   EXPECT_EQ(float8::scale_of(kInf, DType::f8e4m3, true), 0.0F);

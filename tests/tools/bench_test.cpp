@@ -285,7 +285,7 @@ TEST_F(WeftBench, LayersThatThereAreNotAreNamed) {
   expect_refused({"layers", "--passes", "backward"}, "bench: --passes \"backward\"; expected forward, both");
   expect_refused({"layers", "--tokens", "7"}, "bench: --tokens \"7\"; expected 8, 32, 128, 512, 2048, 8192");
   expect_refused({"layers", "--dtype", "f64"}, "bench: --dtype \"f64\"; expected f32, bf16, f8e4m3");
-  expect_refused({"layers", "--against", "torch", "--dtype", "f8e4m3"},
+  expect_refused({"layers", "--against", "torch", "--dtype", "f8"},
                  "bench: --dtype \"f8e4m3\"; expected f32, bf16");
   expect_refused({"layers", "--against", "gloo"}, "bench: --against \"gloo\"; expected torch");
   expect_refused({"layers", "--tp", "3"}, "bench: --tp \"3\"; expected 1, 2, 4, 8");

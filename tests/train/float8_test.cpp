@@ -129,6 +129,37 @@ TEST(ApplyFloat8, WhatIsRefused) {
   EXPECT_THAT(text({.only = {"embed"}}), HasSubstr("\"embed\" (32, 16) stays: has other passes already"));
 }
 
+// The ranks compare what they were given, where the layouts say which ranks there are.
+TEST(ApplyFloat8, RanksMustHaveTheSameOptions) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    const bool other = rank.rank == 1;
+    const auto text = [&](ErrorCode code, Float8Recipe recipe, const Float8Options& options) {
+      const auto net = float8_net();
+      replicate(*net, mesh);
+      const std::string told = error_text(code, [&] { apply_float8(*net, recipe, options); });
+      EXPECT_EQ(net->get("embed").passes(), nullptr);  // nothing has changed
+      return told;
+    };
+    EXPECT_EQ(text(ErrorCode::mismatch, other ? Float8Recipe::tensorwise : Float8Recipe::rowwise, {}),
+              "apply_float8: the recipe is rowwise on dp rank 0, but tensorwise on dp rank 1");
+    EXPECT_EQ(text(ErrorCode::mismatch, Float8Recipe::rowwise,
+                   {.scales = other ? Float8Scales::whole : Float8Scales::own}),
+              "apply_float8: options.scales is own on dp rank 0, but whole on dp rank 1");
+    std::vector<std::string> left_out;
+    if (other) left_out = {"head"};
+    EXPECT_EQ(text(ErrorCode::mismatch, Float8Recipe::rowwise, {.filter = {.left_out = left_out}}),
+              "apply_float8: options.filter.left_out is empty on dp rank 0, but \"head\" on dp rank 1");
+    // All ranks get the mistake of one rank.
+    std::vector<std::string> except;
+    if (other) except = {"blocks"};
+    EXPECT_EQ(text(ErrorCode::bad_argument, Float8Recipe::rowwise, {.filter = {.except = except}}),
+              other ? "apply_float8: filter.except: \"blocks\" matches no module"
+                    : "apply_float8: dp rank 1 failed: apply_float8: filter.except: \"blocks\" matches no "
+                      "module");
+  });
+}
+
 // --- scales of cut weights ---
 
 void expect_equal(const Float8Linears& got, const Float8Linears& expected) {
@@ -398,6 +429,23 @@ TEST(Float8Gathers, WithActivationCheckpointingTheSameBits) {
   });
 }
 
+// With scales of the whole, an all-reduce finds each of them. A run that repeats a layer finds none again.
+TEST(Float8Scales, OfALayerThatRunsAgainAreThoseOfItsFirstRun) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const auto calls_of_a_step = [&](const AcPolicy& ac) {
+      Float8Run run(rank, {{"dp", 2}, {"tp", 1}}, Float8Recipe::tensorwise, false, DType::f32,
+                    {.scales = Float8Scales::whole}, false, true, ac);
+      run.step(0);  // compares layouts once
+      const std::size_t before = test::calls_made(run.mesh.group());
+      run.step(1);
+      return test::calls_made(run.mesh.group()) - before;
+    };
+    const std::size_t calls = calls_of_a_step({});
+    EXPECT_GE(calls, 10U);  // of x and of dy, in five layers
+    EXPECT_EQ(calls_of_a_step({.mode = AcMode::full, .modules = {"layers.*"}}), calls);
+  });
+}
+
 // Gradients of a block inside a module that runs it again in backward; `block`: that module, or the layer in
 // it.
 std::vector<float> gradient_of_rerun(Rank& rank, Float8Recipe recipe, const char* block, bool as_codes) {
@@ -562,6 +610,37 @@ TEST(Float8Gathers, OtherLayersRefuseCodes) {
 }
 
 // --- values that are not finite ---
+
+// Tensors of zeros, and a largest value that its scale brings just above the largest code: no error, and all
+// results are finite.
+TEST(Float8NotFinite, ZerosAndTheEdgeOfAScaleAreFinite) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    for (const Float8Recipe recipe : kRecipes)
+      for (const float edge : {0.0F, 0x1.c00002p-1F}) {
+        Compute compute(rank.context);
+        const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+        const auto net = float8_net();
+        parallelize(*net, mesh["tp"], plan_of_net());
+        replicate(*net, mesh);
+        const auto model = apply_float8(*net, recipe);
+        materialise(*net, compute);
+        initialise(*net, 1);
+        for (Linear* layer : model->linears()->layers())
+          for (float& w : layer->weight->write_master().f32()) w = edge;
+        Tensor x(rank.context, {2, 16}), dy(rank.context, {2, 16});
+        for (const Tensor& t : {x, dy})
+          for (float& value : t.f32()) value = edge;
+        x = x.with_layout(make_layout(mesh, {{"dp", Shard{0}}}, {4, 16}));
+        Frame frame(compute);
+        const Tensor y = net->forward(x, frame)[0];
+        const Tensor dx = net->backward(dy.with_layout(y.layout()), frame)[0];
+        for (const Tensor& t : {y, dx})
+          for (const float value : t.f32()) ASSERT_TRUE(std::isfinite(value)) << name(recipe) << " " << edge;
+        for (Parameter* p : net->parameters())
+          for (const float value : p->gradient().f32()) ASSERT_TRUE(std::isfinite(value)) << p->path();
+      }
+  });
+}
 
 TEST(Float8NotFinite, AllRanksNameTheTensor) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {

@@ -18,7 +18,8 @@ void add_bench(CLI::App& app, Body& chosen) {
       ->delimiter(',');
   c->add_option("--ranks", o->ranks, "How many ranks")->capture_default_str();
   c->add_option("--ranks-as", o->ranks_as, "processes or threads (ours alone)")->capture_default_str();
-  c->add_option("--dtype", o->dtypes, "f32, bf16, f64, i32, …; several: beside each other")
+  c->add_option("--dtype", o->dtypes, "f32, bf16, f64, i32, …; several: beside each other; layers: f8, too")
+      ->transform([](const std::string& dtype) { return dtype == "f8" ? "f8e4m3" : dtype; })
       ->delimiter(',')
       ->capture_default_str();
   c->add_option("--bytes", o->sizes, "Sizes: 8, 32K, 8M; default: 8 bytes to 128 MB in steps of four")

@@ -63,7 +63,7 @@ class Float8Model {
   void update_scales() { linears_->update_scales(); }
 
  private:
-  friend std::unique_ptr<Float8Model> apply_float8(Module&, Float8Recipe, const Float8Options&);
+  friend std::unique_ptr<Float8Model> convert_linears(Module&, Float8Recipe, const Float8Options&);
   Float8Model() = default;
   Float8Report report_;
   std::shared_ptr<Float8Linears> linears_;
@@ -77,6 +77,10 @@ class Float8Model {
 /// it is, not as codes.
 ///
 /// Sizes of weights that are no multiples of 16 stay unconverted, as the products of GPUs need them.
+///
+/// If parameters have a layout, it is collective over their root mesh: one all-gather compares what the ranks
+/// were given. Throws mismatch, before anything changes, if a recipe or an option differs: `apply_float8: the
+/// recipe is rowwise on dp rank 0, but tensorwise on dp rank 1`.
 ///
 /// Throws bad_argument, before anything changes, for a pattern that matches no module, after fully_shard(),
 /// and if no layer is left to convert; the text then has the report.

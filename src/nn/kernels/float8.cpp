@@ -1,5 +1,5 @@
-// weft/nn/float8.hpp on the CPU. A cast is a few operations on the bits of a float, the same for both
-// formats, so that the compiler turns the loops into vector code.
+// weft/nn/float8.hpp on the CPU: scales, and what its casts (float8/casts.hpp) do for threads and for rows
+// and columns.
 #include "weft/nn/float8.hpp"
 
 #include <fmt/format.h>
@@ -8,8 +8,10 @@
 #include <cmath>
 #include <vector>
 
+#include "base/cpu/isa.hpp"
 #include "host/clones.hpp"
 #include "nn/kernels/cpu_context.hpp"
+#include "nn/kernels/float8/casts.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::float8 {
@@ -18,133 +20,65 @@ namespace {
 using kernels::KernelContext;
 using kernels::cpu::parallel_for;
 
-// A format as the casts see it. Magnitudes are bits of f32 without sign, as signed numbers, because AVX2
-// compares only these.
-//
-// A magnitude of at least `least_normal` keeps its upper bits: adding almost half of the last kept bit, and
-// the last kept bit itself, rounds to nearest, ties to even. Below, all codes are multiples of one step:
-// adding `magic`, the power of two whose last bit is that step, rounds in the same way.
-struct Float8Format {
-  std::int32_t dropped;       // mantissa bits of f32 that the format lacks
-  std::int32_t rebias;        // (bias of f32 - bias of the format) << 23
-  std::int32_t least_normal;  // the smallest normal magnitude
-  std::int32_t largest;       // the largest finite magnitude
-  std::int32_t largest_code;
-  float magic, step;
-};
-constexpr std::int32_t bits_of(float f) { return std::bit_cast<std::int32_t>(f); }
-constexpr Float8Format kE4m3{20, 120 << 23, bits_of(0x1p-6F), bits_of(448.0F), 0x7e, 0x1p14F, 0x1p-9F};
-constexpr Float8Format kE5m2{21, 112 << 23, bits_of(0x1p-14F), bits_of(57344.0F), 0x7b, 0x1p7F, 0x1p-16F};
-
-constexpr std::int32_t kMagnitude = 0x7fffffff, kInfinite = 0x7f800000, kNaN = 0x7fc00000;
-
 WEFT_INLINE inline float f32_of(float x) { return x; }
 WEFT_INLINE inline float f32_of(bf16 x) { return static_cast<float>(x); }
 
-WEFT_INLINE inline std::int32_t rounded_at(std::int32_t magnitude, std::int32_t dropped) {
-  return magnitude + ((1 << (dropped - 1)) - 1) + ((magnitude >> dropped) & 1);
-}
-
-WEFT_INLINE inline void store(float v, const Float8Format& f, std::uint8_t& code) {
-  const std::int32_t bits = bits_of(v), magnitude = bits & kMagnitude;
-  const std::int32_t m = magnitude < f.largest ? magnitude : f.largest;
-  const std::int32_t normal = (rounded_at(m, f.dropped) - f.rebias) >> f.dropped;
-  const std::int32_t small = bits_of(std::bit_cast<float>(m) + f.magic) - bits_of(f.magic);
-  std::int32_t c = m < f.least_normal ? small : normal;
-  c = magnitude > kInfinite ? 0x7f : c;
-  code = static_cast<std::uint8_t>(c | ((bits >> 24) & 0x80));
-}
-
-WEFT_INLINE inline void store(float v, const Float8Format& f, bf16& value) {
-  const std::int32_t bits = bits_of(v), magnitude = bits & kMagnitude;
-  const std::int32_t m = magnitude < f.largest ? magnitude : f.largest;
-  const std::int32_t normal = (rounded_at(m, f.dropped) >> f.dropped) << f.dropped;
-  const std::int32_t small = bits_of((std::bit_cast<float>(m) + f.magic) - f.magic);
-  std::int32_t c = m < f.least_normal ? small : normal;
-  c = magnitude > kInfinite ? kNaN : c;
-  value.bits = static_cast<std::uint16_t>((c >> 16) | ((bits >> 16) & 0x8000));
-}
-
-template <class In, class Out>
-WEFT_INLINE inline void cast_by_one(const In* x, float scale, const Float8Format& format, Out* out,
-                                    std::int64_t n) {
-  const Float8Format f = format;
-#pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i) store(f32_of(x[i]) * scale, f, out[i]);
-}
-template <class In, class Out>
-WEFT_INLINE inline void cast_by_each(const In* x, const float* scales, const Float8Format& format, Out* out,
-                                     std::int64_t n) {
-  const Float8Format f = format;
-#pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i) store(f32_of(x[i]) * scales[i], f, out[i]);
-}
-
-#define WEFT_FLOAT8_CASTS(In, Out)                                                                     \
-  WEFT_CPU_CLONES(void, cast_range,                                                                    \
-                  (const In* x, float scale, const Float8Format& f, Out* out, std::int64_t n),         \
-                  (x, scale, f, out, n)) {                                                             \
-    cast_by_one(x, scale, f, out, n);                                                                  \
-  }                                                                                                    \
-  WEFT_CPU_CLONES(void, cast_range_by_each,                                                            \
-                  (const In* x, const float* scales, const Float8Format& f, Out* out, std::int64_t n), \
-                  (x, scales, f, out, n)) {                                                            \
-    cast_by_each(x, scales, f, out, n);                                                                \
-  }
-WEFT_FLOAT8_CASTS(float, std::uint8_t)
-WEFT_FLOAT8_CASTS(float, bf16)
-WEFT_FLOAT8_CASTS(bf16, std::uint8_t)
-WEFT_FLOAT8_CASTS(bf16, bf16)
-#undef WEFT_FLOAT8_CASTS
-
-WEFT_INLINE inline std::int32_t widened(std::uint8_t code, const Float8Format& f) {
-  const std::int32_t m = code & 0x7f;
-  const std::int32_t normal = (m << f.dropped) + f.rebias;
-  const std::int32_t small = bits_of(static_cast<float>(m) * f.step);
-  std::int32_t bits = normal < f.least_normal ? small : normal;
-  const std::int32_t beyond = (m & 3) == 0 && f.largest_code == 0x7b ? kInfinite : kNaN;
-  bits = m > f.largest_code ? beyond : bits;
-  return bits | static_cast<std::int32_t>(static_cast<std::uint32_t>(code & 0x80) << 24);
-}
-WEFT_CPU_CLONES(void, widen_range,
-                (const std::uint8_t* codes, const Float8Format& format, bf16* out, std::int64_t n),
-                (codes, format, out, n)) {
-  const Float8Format f = format;
-#pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i) out[i].bits = static_cast<std::uint16_t>(widened(codes[i], f) >> 16);
-}
-WEFT_CPU_CLONES(void, widen_range,
-                (const std::uint8_t* codes, const Float8Format& format, float* out, std::int64_t n),
-                (codes, format, out, n)) {
-  const Float8Format f = format;
-#pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i) out[i] = std::bit_cast<float>(widened(codes[i], f));
+// The fastest table that cpu_isa() allows.
+const Casts& casts() {
+  static const Casts& best = [&]() -> const Casts& {
+    const CpuIsa isa = cpu_isa();
+    if (isa >= CpuIsa::avx512 && avx512_casts() != nullptr) return *avx512_casts();
+    if (isa >= CpuIsa::avx2 && avx2_casts() != nullptr) return *avx2_casts();
+    return neon_casts() != nullptr ? *neon_casts() : plain_casts();
+  }();
+  return best;
 }
 
 // Magnitudes rise with their bits, and those of NaNs are above all others: one maximum of integers, in any
 // order, finds the largest magnitude or a NaN.
 template <class T>
 WEFT_INLINE inline std::int32_t largest_magnitude(const T* x, std::int64_t n) {
+  // As the casts do, asks for memory two pages ahead.
+  constexpr std::int64_t kBlock = 256, kLine = 64 / sizeof(T), kAhead = 8192 / sizeof(T);
   std::int32_t most = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::int32_t m = bits_of(f32_of(x[i])) & kMagnitude;
-    most = m > most ? m : most;
+  const auto raise = [&](std::int64_t begin, std::int64_t end) WEFT_INLINE {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int32_t m = bits_of(f32_of(x[i])) & kMagnitude;
+      most = m > most ? m : most;
+    }
+  };
+  std::int64_t begin = 0;
+  for (; begin + kBlock <= n; begin += kBlock) {
+    for (std::int64_t at = 0; at < kBlock; at += kLine) __builtin_prefetch(x + begin + at + kAhead);
+    raise(begin, begin + kBlock);
   }
+  raise(begin, n);
   return most;
 }
 // Several rows of n elements at once: fewer loads and stores of `most` than row by row.
 constexpr std::int64_t kRowsAtOnce = 4;
 template <std::int64_t kRows, class T>
 WEFT_INLINE inline void raise_magnitudes(const T* x, std::int32_t* most, std::int64_t n) {
+  constexpr std::int64_t kBlock = 64, kLine = 64 / sizeof(T), kAhead = 2048 / sizeof(T);
+  const auto raise = [&](std::int64_t begin, std::int64_t end) WEFT_INLINE {
 #pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::int32_t found = most[i];
-    for (std::int64_t row = 0; row < kRows; ++row) {
-      const std::int32_t m = bits_of(f32_of(x[row * n + i])) & kMagnitude;
-      found = m > found ? m : found;
+    for (std::int64_t i = begin; i < end; ++i) {
+      std::int32_t found = most[i];
+      for (std::int64_t row = 0; row < kRows; ++row) {
+        const std::int32_t m = bits_of(f32_of(x[row * n + i])) & kMagnitude;
+        found = m > found ? m : found;
+      }
+      most[i] = found;
     }
-    most[i] = found;
+  };
+  std::int64_t begin = 0;
+  for (; begin + kBlock <= n; begin += kBlock) {
+    for (std::int64_t row = 0; row < kRows; ++row)
+      for (std::int64_t at = 0; at < kBlock; at += kLine)
+        __builtin_prefetch(x + row * n + begin + at + kAhead);
+    raise(begin, begin + kBlock);
   }
+  raise(begin, n);
 }
 #define WEFT_FLOAT8_AMAX(T)                                                                            \
   WEFT_CPU_CLONES(std::int32_t, amax_of_range, (const T* x, std::int64_t n), (x, n)) {                 \
@@ -253,34 +187,23 @@ void amax_of(KernelContext& ctx, const T* x, MatrixSize size, Granularity granul
 }
 
 template <class In, class Out>
-void cast_matrix(KernelContext& ctx, const In* x, MatrixSize size, Granularity granularity,
-                 const float* scales, const Float8Format& format, Out* out) {
+void cast_matrix(KernelContext& ctx, Casts::Cast<In, Out> cast, const ConstTensorView& of,
+                 Granularity granularity, const float* scales, const Float8Format& format, Out* out) {
+  const auto* const x = reinterpret_cast<const In*>(of.data);
+  const MatrixSize size = matrix_size(of.shape);
   if (granularity == Granularity::tensorwise) {
     kernels::cpu::parallel_blocks(ctx.state(), size.rows * size.columns, kFlatBlock,
                                   [&](std::int64_t begin, std::int64_t end) {
-                                    cast_range(x + begin, *scales, format, out + begin, end - begin);
+                                    cast(x + begin, {scales, false}, format, out + begin, end - begin);
                                   });
     return;
   }
+  const bool by_row = granularity == Granularity::rowwise;
   by_rows(ctx, size, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t at = r * size.columns;
-      if (granularity == Granularity::rowwise)
-        cast_range(x + at, scales[r], format, out + at, size.columns);
-      else
-        cast_range_by_each(x + at, scales, format, out + at, size.columns);
-    }
+    for (std::int64_t r = begin; r < end; ++r)
+      cast(x + r * size.columns, {scales + (by_row ? r : 0), !by_row}, format, out + r * size.columns,
+           size.columns);
   });
-}
-
-template <class Out>
-void cast_view(KernelContext& ctx, const ConstTensorView& x, Granularity granularity, const float* scales,
-               const Float8Format& format, Out* out) {
-  const MatrixSize size = matrix_size(x.shape);
-  if (x.dtype == DType::bf16)
-    cast_matrix(ctx, reinterpret_cast<const bf16*>(x.data), size, granularity, scales, format, out);
-  else
-    cast_matrix(ctx, reinterpret_cast<const float*>(x.data), size, granularity, scales, format, out);
 }
 
 }  // namespace
@@ -311,9 +234,9 @@ float scale_of(float amax, DType format, bool power_of_two) {
   const double wide = amax;
   const auto scale = static_cast<float>(largest_of(format) / (wide < kLeast ? kLeast : wide));
   if (!power_of_two || !(scale > 0)) return scale;
-  int exponent = 0;
-  std::frexp(scale, &exponent);  // scale is in [2^(exponent - 1), 2^exponent)
-  return std::ldexp(1.0F, exponent - 1);
+  // The logarithm is rounded to f32, as torchao's is: a scale just below a power of two becomes that power.
+  const auto log = static_cast<float>(std::log2(static_cast<double>(scale)));
+  return std::ldexp(1.0F, static_cast<int>(std::floor(log)));
 }
 
 void amax(KernelContext& ctx, const ConstTensorView& x, Granularity granularity, float* amax) {
@@ -332,7 +255,12 @@ void quantise(KernelContext& ctx, const ConstTensorView& x, Granularity granular
   expect_operand(ctx, x);
   expect_matrix(ctx, "codes", codes);
   expect_shape("codes", codes, x.shape);
-  cast_view(ctx, x, granularity, scales, format_of(codes.dtype), reinterpret_cast<std::uint8_t*>(codes.data));
+  const Float8Format& format = format_of(codes.dtype);
+  auto* const out = reinterpret_cast<std::uint8_t*>(codes.data);
+  if (x.dtype == DType::bf16)
+    cast_matrix(ctx, casts().bf16_to_codes, x, granularity, scales, format, out);
+  else
+    cast_matrix(ctx, casts().f32_to_codes, x, granularity, scales, format, out);
 }
 
 void quantise_to_bf16(KernelContext& ctx, const ConstTensorView& x, Granularity granularity,
@@ -342,7 +270,11 @@ void quantise_to_bf16(KernelContext& ctx, const ConstTensorView& x, Granularity 
   expect_shape("values", values, x.shape);
   if (values.dtype != DType::bf16)
     refuse_float8(fmt::format("values are {}; expected bf16", name(values.dtype)));
-  cast_view(ctx, x, granularity, scales, format_of(format), reinterpret_cast<bf16*>(values.data));
+  auto* const out = reinterpret_cast<bf16*>(values.data);
+  if (x.dtype == DType::bf16)
+    cast_matrix(ctx, casts().bf16_to_values, x, granularity, scales, format_of(format), out);
+  else
+    cast_matrix(ctx, casts().f32_to_values, x, granularity, scales, format_of(format), out);
 }
 
 void widen(KernelContext& ctx, const ConstTensorView& codes, const TensorView& values) {
@@ -356,9 +288,11 @@ void widen(KernelContext& ctx, const ConstTensorView& codes, const TensorView& v
   kernels::cpu::parallel_blocks(
       ctx.state(), codes.count(), kFlatBlock, [&](std::int64_t begin, std::int64_t end) {
         if (values.dtype == DType::bf16)
-          widen_range(from + begin, format, reinterpret_cast<bf16*>(values.data) + begin, end - begin);
+          casts().codes_to_bf16(from + begin, format, reinterpret_cast<bf16*>(values.data) + begin,
+                                end - begin);
         else
-          widen_range(from + begin, format, reinterpret_cast<float*>(values.data) + begin, end - begin);
+          casts().codes_to_f32(from + begin, format, reinterpret_cast<float*>(values.data) + begin,
+                               end - begin);
       });
 }
 

@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Step time and peak memory of the model of `weft train` in float8, beside torchao's emulation.
+
+    torchao_float8.py [--weft build/release/bin/weft] [--threads 1] [--steps 30] [--repeat 3]
+
+Both train the demo's transformer (4 blocks, width 128, 16 sequences of 128 bytes) on one rank. torch: f32
+parameters and AdamW; autocast to bf16 in all rows except the first; float8 by torchao with `emulate=True`,
+which a CPU needs. weft: f32 masters, `--weights bf16` in all rows except the first. The output head stays as
+it is in both. Each run is a process of its own. A step's time: the difference of two runs of N and 4 N steps,
+divided by 3 N, so that starts do not count; the smallest of --repeat pairs. Peak memory: the largest resident
+set of the longer run, and of a process that imports torch alone. Prints the rows of a Markdown table.
+"""
+import argparse
+import os
+import subprocess
+import sys
+
+ROWS = ("f32", "bf16", "tensorwise", "rowwise", "rowwise_gw_hp")
+DIM, LAYERS, HEADS, HIDDEN, VOCAB, BATCH, SEQ = 128, 4, 4, 352, 256, 16, 128
+
+
+def train_torch(row, steps, threads):
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    angle = torch.outer(torch.arange(SEQ), 10000.0 ** (-torch.arange(0, DIM // HEADS, 2) / (DIM // HEADS)))
+    cos, sin = torch.cos(angle), torch.sin(angle)
+
+    def rope(x):
+        a, b = x[..., 0::2], x[..., 1::2]
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.mlp_norm = nn.RMSNorm(DIM), nn.RMSNorm(DIM)
+            self.q, self.k, self.v, self.o = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
+            self.gate, self.up = (nn.Linear(DIM, HIDDEN, bias=False) for _ in range(2))
+            self.down = nn.Linear(HIDDEN, DIM, bias=False)
+
+        def forward(self, x):
+            h = self.norm(x)
+            q, k, v = (p(h).view(*x.shape[:2], HEADS, -1).transpose(1, 2) for p in (self.q, self.k, self.v))
+            y = F.scaled_dot_product_attention(rope(q), rope(k), v, is_causal=True)
+            x = x + self.o(y.transpose(1, 2).flatten(2))
+            h = self.mlp_norm(x)
+            return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+    model = nn.Sequential(nn.Embedding(VOCAB, DIM), *(Block() for _ in range(LAYERS)), nn.RMSNorm(DIM))
+    head = nn.Linear(DIM, VOCAB, bias=False)
+    if row not in ("f32", "bf16"):
+        import dataclasses
+
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        config = dataclasses.replace(Float8LinearConfig.from_recipe_name(row.replace("_gw", "_with_gw")), emulate=True)
+        convert_to_float8_training(model, config=config)
+    parameters = [*model.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.1)
+    with open("/usr/share/common-licenses/GPL-3", "rb") as text:
+        data = torch.frombuffer(bytearray(text.read()), dtype=torch.uint8).long()
+    for step in range(steps):
+        first = torch.randint(len(data) - SEQ - 1, (BATCH,))
+        window = torch.stack([data[i : i + SEQ + 1] for i in first.tolist()])
+        with torch.autocast("cpu", torch.bfloat16, enabled=row != "f32"):
+            logits = head(model(window[:, :-1]))
+        loss = F.cross_entropy(logits.float().flatten(0, 1), window[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    print(f"loss {loss.item():.3f}")
+
+
+def measured(command, environment):
+    """Its seconds, and its largest resident set in MiB."""
+    import time
+
+    began = time.monotonic()
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    text = child.stdout.read().decode()
+    _, status, usage = os.wait4(child.pid, 0)
+    if status != 0:
+        sys.exit(f"{' '.join(command)}:\n{text}")
+    return time.monotonic() - began, usage.ru_maxrss / 1024
+
+
+def of_steps(command_for, steps, repeat, environment):
+    best, peak = float("inf"), 0.0
+    for _ in range(repeat):
+        short, _ = measured(command_for(steps), environment)
+        long, peak = measured(command_for(4 * steps), environment)
+        best = min(best, (long - short) / (3 * steps))
+    return best * 1000, peak
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--weft", default="build/release/bin/weft")
+    p.add_argument("--threads", type=int, default=1)
+    p.add_argument("--steps", type=int, default=30)
+    p.add_argument("--repeat", type=int, default=3)
+    p.add_argument("--torch-row", choices=ROWS, help=argparse.SUPPRESS)
+    o = p.parse_args()
+    if o.torch_row:
+        return train_torch(o.torch_row, o.steps, o.threads)
+    environment = dict(os.environ, OMP_NUM_THREADS=str(o.threads))
+    imports = "import torch; from torchao.float8 import convert_to_float8_training"
+    print(f"torch and torchao imported: {measured([sys.executable, '-c', imports], environment)[1]:.0f} MiB\n")
+    print("| row | weft, ms a step | weft, MiB | torchao, ms a step | torchao, MiB |\n|---|---:|---:|---:|---:|")
+    for row in ROWS:
+        def weft(steps):
+            weights = "f32" if row == "f32" else "bf16"
+            float8 = [] if row in ("f32", "bf16") else ["--float8", row]
+            return [o.weft, "train", "--ranks", "1", "--threads", str(o.threads), "--steps", str(steps),
+                    "--weights", weights, *float8]  # fmt: skip
+
+        def torch(steps):
+            return [sys.executable, __file__, "--torch-row", row, "--steps", str(steps), "--threads", str(o.threads)]
+
+        ours, theirs = (of_steps(c, o.steps, o.repeat, environment) for c in (weft, torch))
+        print(f"| {row} | {ours[0]:.1f} | {ours[1]:.0f} | {theirs[0]:.1f} | {theirs[1]:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+// apply_float8 in its parts. Private to train and models.
+#pragma once
+
+#include <memory>
+
+#include "weft/train/float8.hpp"
+
+namespace weft {
+
+/// apply_float8 without the comparison of what ranks were given, and without communication: ModelBuilder's,
+/// since building a model is arithmetic, and Trainer::step() compares.
+std::unique_ptr<Float8Model> convert_linears(Module& model, Float8Recipe recipe,
+                                             const Float8Options& options);
+
+}  // namespace weft
