@@ -14,6 +14,7 @@
 #include "weft/models/recipe.hpp"
 #include "weft/models/remap.hpp"
 #include "weft/models/trainer.hpp"
+#include "weft/models/training.hpp"
 #include "weft/models/transformer.hpp"
 #include "weft/models/transformer_text.hpp"
 #include "weft/models/weather.hpp"

@@ -185,7 +185,7 @@ void ModelBuilder::tensor_parallel() {
   begin(Step::tensor);
   if (recipe_.split)
     recipe_.split(*built_.model, built_.tensor, options_);
-  else
+  else if (supports_tp(*built_.model))
     parallelize(*built_.model, built_.tensor);
   replicate(*built_.model, built_.mesh);
 }

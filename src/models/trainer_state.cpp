@@ -3,8 +3,13 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 #include <optional>
 
+#include "checkpoint/index/index.hpp"
+#include "checkpoint/save/housekeeping.hpp"
+#include "models/agreement.hpp"
+#include "models/batch.hpp"
 #include "weft/base/error.hpp"
 #include "weft/checkpoint/reader.hpp"
 #include "weft/models/trainer.hpp"
@@ -108,6 +113,36 @@ CheckpointInfo Trainer::load(const std::filesystem::path& directory) {
     scaler_->set_text(scale->second);
   steps_ = info.step;
   return info;
+}
+
+CheckpointInfo Trainer::load_newest(const std::filesystem::path& directory) {
+  if (std::filesystem::exists(directory / kIndexFile)) return load(directory);
+  const bool finds = model_->mesh.rank() == 0;
+  for (const WholeCheck check : {WholeCheck::files, WholeCheck::bytes}) {
+    WholeCheckpoint whole;
+    constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max(), kNone = -1;
+    Numbers told{kAny, kAny};
+    if (finds) {
+      whole = newest_whole_checkpoint(directory, check);
+      told = {whole.found ? whole.found->step : kNone, whole.broken.empty() ? 0 : 1};
+    }
+    told = least_of(*compute_, model_->mesh, told);
+    if (told[0] == kNone)
+      refuse_batch("trainer", fmt::format("there is no whole checkpoint in \"{}\"{}", directory.string(),
+                                          whole.broken.empty() ? "" : ": " + whole.broken[0]));
+    try {
+      CheckpointInfo info = load(told[1] == 0 ? directory : directory / folder_name(told[0]));
+      if (finds && !whole.broken.empty())
+        compute_->context().log().write(
+            LogLayer::dp, LogLevel::warning,
+            fmt::format("trainer: \"{}\" is loaded, the newest whole checkpoint; a newer one is broken: {}",
+                        info.folder.string(), whole.broken[0]));
+      return info;
+    } catch (const Error& e) {  // the same on all ranks
+      if (e.code() != ErrorCode::corrupt || check == WholeCheck::bytes) throw;
+    }
+  }
+  return {};  // not reached: the second attempt returns or throws
 }
 
 }  // namespace weft

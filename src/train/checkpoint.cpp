@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <set>
@@ -11,6 +12,7 @@
 #include "checkpoint/index/index.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
+#include "weft/nn/path_pattern.hpp"
 
 namespace weft {
 namespace {
@@ -73,6 +75,14 @@ class OnHost {
   };
   std::vector<Copy> copies_;
 };
+
+bool matches_any(const std::vector<std::string>& patterns, std::string_view path) {
+  return std::ranges::any_of(patterns, [&](const std::string& s) { return matches_part(s, path); });
+}
+// "layers.0.norm.weight" of "param.layers.0.norm.weight"
+std::string_view path_in(std::string_view name) {
+  return name.substr(std::min(name.find('.') + 1, name.size()));
+}
 
 // The tensors of a checkpoint under their names in it. Throws if a tensor is Partial, or lacks the layout
 // that it needs. `names` and `host` keep the names and the copies on the host.
@@ -162,23 +172,32 @@ bool save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::i
   return save_listed(saves, directory, step, std::ref(list), extra, options);
 }
 
+// `init`: null for the checkpoint of the same run.
 CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& mesh, const Saved& saved,
-                    const TrainingState& state) {
+                    const TrainingState& state, const InitOptions* init = nullptr) {
   std::deque<std::string> names;
   OnHost host;
   LoadOptions options;
   options.may_leave = [&](std::string_view name) {
     return (state.optimizer == nullptr && name.starts_with(kOfOptimizer)) ||
            (state.optimizer == nullptr && state.ema == nullptr && name.starts_with(kOfEma)) ||
-           (!saved.of_model && name.starts_with(kOfBuffers));
+           (!saved.of_model && name.starts_with(kOfBuffers)) ||
+           (init != nullptr &&
+            (matches_any(init->except, path_in(name)) || matches_any(init->left_out, path_in(name))));
   };
   options.remap = remap_old_names;
+  if (init != nullptr && init->remap)
+    options.remap = [init](std::string_view name, const Shape& shape) {
+      std::vector<RemappedTensor> to = init->remap(name, shape);
+      return to.empty() ? remap_old_names(name, shape) : to;
+    };
   MastersWritten written(saved.parameters);
   CheckpointInfo info = load_listed(
       directory, mesh, [&] { return tensors_of("load_checkpoint", mesh, saved, state, names, host); },
       options, "the model");
   host.write_back();
-  if (!info.remapped.empty() && !saved.parameters.empty() && (!mesh || mesh.rank() == 0))
+  if (!info.remapped.empty() && (init == nullptr || !init->remap) && !saved.parameters.empty() &&
+      (!mesh || mesh.rank() == 0))
     saved.parameters[0]->compute().context().log().write(
         LogLayer::dp, LogLevel::warning,
         fmt::format("load_checkpoint: {}: {} tensor{} stored under older names or shapes: {}{}",
@@ -222,6 +241,21 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                const Module& model, const TrainingState& state) {
   return load(directory, mesh, saved_of(model), state);
+}
+
+CheckpointInfo init_from(const std::filesystem::path& directory, const DeviceMesh& mesh, const Module& model,
+                         const InitOptions& options) {
+  Saved saved = saved_of(model);
+  for (const std::string& pattern : options.except) {
+    const auto matches = [&](const auto* p) { return matches_part(pattern, p->path()); };
+    if (std::ranges::none_of(saved.parameters, matches) && std::ranges::none_of(saved.buffers, matches))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("init_from: except: nothing in the model matches \"{}\"", pattern));
+  }
+  const auto kept = [&](const auto* p) { return matches_any(options.except, p->path()); };
+  std::erase_if(saved.parameters, kept);
+  std::erase_if(saved.buffers, kept);
+  return load(directory, mesh, saved, {}, &options);
 }
 
 void gather_full_state(const DeviceMesh& mesh, const Module& model, const TrainingState& state, int root,

@@ -9,7 +9,7 @@
 #include "train/shard_net.hpp"
 #include "weft/domain/domain.hpp"
 #include "weft/models/generate.hpp"
-#include "weft/models/trainer.hpp"
+#include "weft/models/training.hpp"
 #include "weft/tp/conv.hpp"
 #include "weft/tp/linear.hpp"
 #include "weft/tp/vocab.hpp"
@@ -352,6 +352,16 @@ Rows trainers() {
          const TokenBatch b = Trained::batch(tokens);
          t.trainer.backward({&b, 1});
          t.trainer.update(r.rank == 1 ? 0.02 : 0.01);
+       }},
+      {"train", "the plan", "in an exchange of its own", ErrorCode::bad_argument,
+       "train: the plan is not the same on all ranks of dp=2 x tp=1; expected the same steps, evaluations "
+       "and "
+       "checkpoints",
+       [](Rank& r) {
+         Trained t(r, {{"dp", 2}, {"tp", 1}}, {});
+         const TrainingPlan plan{.steps = r.rank == 1 ? 2 : 1,
+                                 .step = [](std::int64_t) { return Trainer::Result{}; }};
+         train(t.trainer, plan);
        }},
       {"compute_logits", "tokens of the tensor axis", "in an exchange of its own", ErrorCode::bad_argument,
        "compute_logits: …tp=2",

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,6 +62,21 @@ class CheckpointReader {
 std::vector<std::string> verify_checkpoint(
     const std::filesystem::path& directory,
     const std::function<void(std::int64_t, std::int64_t)>& progress = {});
+
+/// What newest_whole_checkpoint() reads of a checkpoint.
+enum class WholeCheck : unsigned char {
+  files,  ///< the index, and the header and the length of each file
+  bytes   ///< all bytes, too, and compares their hashes
+};
+struct WholeCheckpoint {
+  std::optional<CheckpointInfo> found;  ///< nothing if there is no whole checkpoint
+  std::vector<std::string> broken;      ///< why newer ones were not chosen, the newest first; usually empty
+};
+/// Finds the checkpoint from which a run can go on: the one that `directory`/latest names, or, if that is
+/// broken, the newest folder step-N that is whole. Without `latest` there is none, unless `directory` itself
+/// is a checkpoint. One process.
+WholeCheckpoint newest_whole_checkpoint(const std::filesystem::path& directory,
+                                        WholeCheck check = WholeCheck::files);
 
 struct ExportOptions {
   /// Gives the name of a tensor in the file; "" leaves the tensor out. Empty: all tensors, under their own

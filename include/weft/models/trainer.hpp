@@ -195,6 +195,14 @@ class Trainer {
   bool save(AsyncCheckpoint& saves, const std::filesystem::path& directory, const CheckpointExtra& extra = {},
             const SaveOptions& options = {}) const;
   CheckpointInfo load(const std::filesystem::path& directory);
+  /// load() of the newest whole checkpoint in `directory` (newest_whole_checkpoint()): rank 0 finds it and
+  /// tells the others. If one of its files turns out to be damaged while it is read, the newest one before it
+  /// whose bytes are all whole is loaded. Rank 0 then logs one warning that names the broken one and the one
+  /// that is loaded. Collective. Throws bad_argument if there is none.
+  CheckpointInfo load_newest(const std::filesystem::path& directory);
+
+  ParallelModel& model() const noexcept { return *model_; }
+  Compute& compute() const noexcept { return *compute_; }
 
  private:
   using Batches = std::variant<std::span<const TokenBatch>, std::span<const Batch>>;

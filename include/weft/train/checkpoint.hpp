@@ -5,6 +5,7 @@
 #include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/checkpoint/full_state.hpp"
+#include "weft/checkpoint/remap.hpp"
 #include "weft/nn/module.hpp"
 #include "weft/nn/optimizer.hpp"
 #include "weft/nn/parameter.hpp"
@@ -55,6 +56,24 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
 /// Like the function above, for a whole model, with its buffers.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                const Module& model, const TrainingState& state);
+
+struct InitOptions {
+  /// Patterns of paths, of parameters and buffers or of modules: these keep their values, and what the
+  /// checkpoint has under these paths is not read. For a new head.
+  std::vector<std::string> except = {};
+  /// The same for what only the checkpoint has.
+  std::vector<std::string> left_out = {};
+  /// Names and shapes of another program, as in LoadOptions; tensors that it does not know go to
+  /// remap_old_names(). Names in checkpoints of weft are "param.<path>".
+  Remap remap = {};
+};
+/// Begins a fine-tuning: reads the parameters and buffers of a model from another run's checkpoint, and
+/// neither an optimizer nor averages. Call it before the optimizer, the averages or the Trainer are made,
+/// which begin with the parameters' values; freeze parts by Parameter::set_trainable(), BuildOptions::frozen
+/// or a FreezeSchedule. Collective over `mesh`. Throws bad_argument if an entry of `except` matches nothing
+/// in the model, and the errors of load_checkpoint().
+CheckpointInfo init_from(const std::filesystem::path& directory, const DeviceMesh& mesh, const Module& model,
+                         const InitOptions& options = {});
 
 /// Call gather_full_state() and set_full_state() of weft/checkpoint/full_state.hpp for a model and `state`,
 /// with the names that a checkpoint would have. If the model is on a device, this rank's parts are copied to

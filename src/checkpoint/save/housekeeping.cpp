@@ -35,8 +35,9 @@ std::vector<std::filesystem::path> entries_of(const std::filesystem::path& direc
   return entries;
 }
 
-// The step of a folder that save_checkpoint() has named, or nothing.
-std::optional<std::int64_t> step_of(const std::filesystem::path& folder) {
+}  // namespace
+
+std::optional<std::int64_t> step_of_folder(const std::filesystem::path& folder) {
   const std::string name = folder.filename().string();
   std::int64_t step = 0;
   const char* const begin = name.data() + std::min(kStep.size(), name.size());
@@ -45,14 +46,10 @@ std::optional<std::int64_t> step_of(const std::filesystem::path& folder) {
   return step;
 }
 
-}  // namespace
-
-std::string folder_name(std::int64_t step) { return fmt::format("{}{:08}", kStep, step); }
-
 void settle_left_overs(const std::filesystem::path& directory, const Warn& warn) {
   for (const std::filesystem::path& entry : entries_of(directory, warn)) {
     const std::string name = entry.filename().string();
-    if (entry.extension() == kSpare && step_of(entry.stem())) {
+    if (entry.extension() == kSpare && step_of_folder(entry.stem())) {
       settle_spare(entry, warn);
     } else if ((name.starts_with(kStep) && name.ends_with(kUnfinished)) ||
                name.starts_with(fmt::format("{}.tmp.", kLatestFile))) {
@@ -67,7 +64,7 @@ void remove_old(const std::filesystem::path& directory, std::int64_t step, int k
   std::map<std::int64_t, std::filesystem::path> folders;
   std::error_code none;  // a path that cannot be examined is no checkpoint to remove
   for (const std::filesystem::path& entry : entries_of(directory, warn))
-    if (const auto of = step_of(entry);
+    if (const auto of = step_of_folder(entry);
         of && *of <= step && std::filesystem::exists(entry / kIndexFile, none))
       folders[*of] = entry;
   const auto surplus = static_cast<std::ptrdiff_t>(folders.size()) - keep;

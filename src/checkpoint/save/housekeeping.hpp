@@ -2,9 +2,12 @@
 // warning. For use by one thread at a time.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -15,7 +18,10 @@ namespace weft {
 inline constexpr std::string_view kUnfinished = ".unfinished";
 
 /// "step-00000200"
-std::string folder_name(std::int64_t step);
+inline std::string folder_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
+
+/// The step of a folder with such a name; nothing for any other name.
+std::optional<std::int64_t> step_of_folder(const std::filesystem::path& folder);
 
 /// Removes the remains of a save that was killed: folders that never got their name, replaced folders,
 /// temporary files of `latest`. If a spare folder is the only checkpoint of its step, it gets the step's
