@@ -121,17 +121,17 @@ CheckpointInfo Trainer::load_newest(const std::filesystem::path& directory) {
   for (const WholeCheck check : {WholeCheck::files, WholeCheck::bytes}) {
     WholeCheckpoint whole;
     constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max(), kNone = -1;
-    Numbers told{kAny, kAny};
+    Numbers choice{kAny, kAny};
     if (finds) {
       whole = newest_whole_checkpoint(directory, check);
-      told = {whole.found ? whole.found->step : kNone, whole.broken.empty() ? 0 : 1};
+      choice = {whole.found ? whole.found->step : kNone, whole.broken.empty() ? 0 : 1};
     }
-    told = least_of(*compute_, model_->mesh, told);
-    if (told[0] == kNone)
+    choice = least_of(*compute_, model_->mesh, choice);
+    if (choice[0] == kNone)
       refuse_batch("trainer", fmt::format("there is no whole checkpoint in \"{}\"{}", directory.string(),
                                           whole.broken.empty() ? "" : ": " + whole.broken[0]));
     try {
-      CheckpointInfo info = load(told[1] == 0 ? directory : directory / folder_name(told[0]));
+      CheckpointInfo info = load(choice[1] == 0 ? directory : directory / folder_name(choice[0]));
       if (finds && !whole.broken.empty())
         compute_->context().log().write(
             LogLayer::dp, LogLevel::warning,

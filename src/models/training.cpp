@@ -103,9 +103,9 @@ class Run {
       take_step();
       const std::int64_t now = trainer_.steps();
       if (plan_.evaluate_every > 0 && now % plan_.evaluate_every == 0) evaluate();
-      const Told told = tell();
-      end.reason = told.reason;
-      if (told.reason > 0)
+      const Agreed agreed = exchange();
+      end.reason = agreed.reason;
+      if (agreed.reason > 0)
         end.why = TrainingEnded::stop;
       else if (plan_.patience > 0 && patience_.in_vain >= plan_.patience)
         end.why = TrainingEnded::patience;
@@ -113,25 +113,25 @@ class Run {
       const CheckpointPlan& c = plan_.checkpoints;
       const bool last = ended || now >= plan_.steps;
       if (!c.folder.empty() &&
-          (told.due || (last && c.at_end) || (c.every_steps > 0 && now % c.every_steps == 0)))
+          (agreed.due || (last && c.at_end) || (c.every_steps > 0 && now % c.every_steps == 0)))
         save();
     }
     if (saves_) saves_->wait();
     end.steps = trainer_.steps();
     end.best_loss = patience_.best;
     hook(plan_.on_end, end);
-    tell();
+    exchange();
     return end;
   }
 
  private:
-  // What all ranks know after a step.
-  struct Told {
+  // All ranks know this after a step.
+  struct Agreed {
     int reason;
     bool due;  // a checkpoint, by the clock
   };
 
-  // A hook that fails must not leave the other ranks waiting: they are told by the next tell().
+  // A hook that fails must not leave the other ranks waiting: the next exchange notifies them.
   template <class Action>
   void guarded(const Action& action) {
     if (failed_) return;
@@ -163,7 +163,7 @@ class Run {
     hook(plan_.on_evaluation, found);
   }
 
-  Told tell() {
+  Agreed exchange() {
     int reason = 0;
     guarded([&] {
       if (plan_.stop) reason = std::max(0, plan_.stop());

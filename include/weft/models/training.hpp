@@ -63,7 +63,7 @@ struct TrainingPlan {
   std::function<int()> stop = {};
 
   CheckpointPlan checkpoints = {};
-  /// Of the checkpoint from which the training goes on: CheckpointInfo::extra, which Trainer::load() gives.
+  /// CheckpointInfo::extra of the checkpoint from which the training goes on; Trainer::load() gives it.
   CheckpointExtra resumed = {};
 
   std::function<void()> on_begin = {};  ///< before the first step
