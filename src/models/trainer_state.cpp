@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "checkpoint/index/index.hpp"
-#include "checkpoint/save/housekeeping.hpp"
 #include "models/agreement.hpp"
 #include "models/batch.hpp"
 #include "weft/base/error.hpp"

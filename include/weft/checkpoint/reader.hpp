@@ -63,7 +63,7 @@ std::vector<std::string> verify_checkpoint(
     const std::filesystem::path& directory,
     const std::function<void(std::int64_t, std::int64_t)>& progress = {});
 
-/// What newest_whole_checkpoint() reads of a checkpoint.
+/// How much of a checkpoint newest_whole_checkpoint() reads.
 enum class WholeCheck : unsigned char {
   files,  ///< the index, and the header and the length of each file
   bytes   ///< all bytes, too, and compares their hashes

@@ -1,5 +1,5 @@
-// A whole training: the steps of a Trainer, with evaluations, checkpoints, hooks and an early end. Used by the
-// rank (thread) that owns the model.
+// A whole training: the steps of a Trainer, with evaluations, checkpoints, hooks and an early end. Used by
+// the rank (thread) that owns the model.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +43,7 @@ struct TrainingEnd {
   std::optional<double> best_loss = std::nullopt;
 };
 
-/// What train() does. Functions that are empty are not called. Hooks are called on every rank; what a hook
+/// The work of train(). Functions that are empty are not called. Hooks are called on every rank; what a hook
 /// throws ends the training on all ranks.
 struct TrainingPlan {
   std::int64_t steps = 0;  ///< ends when Trainer::steps() is this
@@ -75,11 +75,11 @@ struct TrainingPlan {
 };
 
 /// Trains: takes steps until the plan ends them. After each step the ranks exchange a few numbers, so that
-/// they end, and save, after the same step, whatever a rank's clock, signals or hooks say. Collective over the
-/// model's mesh. Throws bad_argument on all ranks if the plan differs between ranks or cannot be followed, the
-/// errors of plan.step() and plan.evaluate(), and those of check_replicas() and of saves. If a hook throws,
-/// that rank throws its error, and the others throw `train: a hook failed on another rank; its own error says
-/// why`.
+/// they end, and save, after the same step, whatever a rank's clock, signals or hooks say. Collective over
+/// the model's mesh. Throws bad_argument on all ranks if the plan differs between ranks or cannot be
+/// followed, the errors of plan.step() and plan.evaluate(), and those of check_replicas() and of saves. If a
+/// hook throws, that rank throws its error, and the others throw `train: a hook failed on another rank; its
+/// own error says why`.
 ///
 ///     TrainingPlan plan{.steps = 1000};
 ///     plan.step = [&](std::int64_t step) { return trainer.step(batches_of(step), schedule.at(step)); };

@@ -2,6 +2,8 @@
 // values and arithmetic; callable from any thread.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -50,6 +52,9 @@ struct CheckpointIndex {
 inline constexpr std::string_view kIndexFile = "index.json";
 inline constexpr std::string_view kLatestFile = "latest";
 inline constexpr std::size_t kMaxIndexBytes = std::size_t{256} << 20;
+
+/// The name of a checkpoint's folder: "step-00000200".
+inline std::string folder_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
 
 /// Returns the contents of a `latest` that names this folder: the name, and the name's hash.
 std::string latest_text(std::string_view folder);

@@ -2,8 +2,6 @@
 // warning. For use by one thread at a time.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -17,10 +15,7 @@ namespace weft {
 
 inline constexpr std::string_view kUnfinished = ".unfinished";
 
-/// "step-00000200"
-inline std::string folder_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
-
-/// The step of a folder with such a name; nothing for any other name.
+/// The step of a folder that folder_name() has named; nothing for any other name.
 std::optional<std::int64_t> step_of_folder(const std::filesystem::path& folder);
 
 /// Removes the remains of a save that was killed: folders that never got their name, replaced folders,
