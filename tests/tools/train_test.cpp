@@ -177,6 +177,54 @@ TEST_F(TrainTest, TheSameLossesOnEveryMesh) {
 }
 
 // A run that is stopped at a checkpoint and resumed gives the bits of a run that never stopped.
+TEST_F(TrainTest, LearnsWithExpertsOnAnyMesh) {
+  const auto with = [&](Words more) {
+    Words words = small({"--model", "moe", "--experts", "4", "--expert-hidden", "32", "--shared-hidden", "16",
+                         "--router", "sigmoid", "--router-bias", "selects"});
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  ASSERT_EQ(run(with({"--metrics", file("one")})), 0) << err();
+  EXPECT_THAT(out(), HasSubstr("mesh dp=1 x ep=1 x tp=1"));
+  EXPECT_THAT(out(), HasSubstr("experts of layers.1.mlp: "));
+  const std::vector<double> one = losses("one");
+  EXPECT_LT(one.back(), 0.75 * one.front());
+  ASSERT_EQ(run(with({"--ranks", "4", "--ep", "2", "--tp", "2", "--metrics", file("four"), "--until", "6",
+                      "--save", file("saved")})),
+            0)
+      << err();
+  EXPECT_THAT(out(), HasSubstr("mesh dp=1 x ep=2 x tp=2"));
+  const std::vector<double> four = losses("four");
+  for (std::size_t i = 0; i < four.size(); ++i) EXPECT_NEAR(four[i], one[i], 1e-4) << i;
+  std::ifstream metrics(folder_ / "four");
+  std::string line;
+  std::getline(metrics, line);
+  const auto first = nlohmann::json::parse(line);
+  EXPECT_EQ(first["imbalance"].size(), 2u);
+  EXPECT_GE(first["imbalance"][0].get<double>(), 1);
+  EXPECT_EQ(first["dropped"][1].get<double>(), 0);
+  // The checkpoint goes on with other expert ranks, and with divided parameters.
+  ASSERT_EQ(run(with({"--ranks", "4", "--ep", "4", "--data", "fsdp", "--resume", "--save", file("saved"),
+                      "--metrics", file("more")})),
+            0)
+      << err();
+  std::ifstream more(folder_ / "more");
+  for (std::size_t i = 6; std::getline(more, line); ++i)
+    EXPECT_NEAR(nlohmann::json::parse(line)["loss"].get<double>(), one[i], 1e-3) << i;
+  ASSERT_EQ(run(with({"--save", file("saved"), "--resume", "--top-k", "1"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--top-k is 2 there and 1 here"));
+  ASSERT_EQ(run(with({"--ranks", "3", "--ep", "3"})), 2);
+  EXPECT_THAT(err(), HasSubstr("train: 4 experts do not divide into ep=3 (4 = 3 x 1 + 1)"));
+  ASSERT_EQ(run(with({"--exact"})), 2);
+  EXPECT_THAT(err(), HasSubstr("train: exact with experts, which have no rule for exact mode"));
+  ASSERT_EQ(run(with({"--sequence-parallel"})), 2);
+  EXPECT_THAT(err(), HasSubstr("train: sequence-parallel with experts"));
+  ASSERT_EQ(run(with({"--top-k", "5"})), 2);
+  EXPECT_THAT(err(), HasSubstr("train: top-k is 5; expected 1 to 4 (experts)"));
+  ASSERT_EQ(run(small({"--ranks", "2", "--ep", "2"})), 2);
+  EXPECT_THAT(err(), HasSubstr("train: ep is 2; expected 1, since the model has no experts"));
+}
+
 TEST_F(TrainTest, ResumingChangesNothing) {
   ASSERT_EQ(run(small({"--ranks", "4", "--tp", "2", "--metrics", file("whole")})), 0) << err();
   ASSERT_EQ(run(small({"--ranks", "4", "--tp", "2", "--metrics", file("parts"), "--save", file("ckpt"),

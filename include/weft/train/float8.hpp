@@ -22,8 +22,8 @@ struct Float8Filter {
   std::int64_t least_elements = 0;
   /// A layer stays as it is if one of these is a name in its path, unless a pattern of `only` matches the
   /// path of the layer itself ("output_head.proj"). Norms and embeddings are never converted.
-  std::vector<std::string> left_out = {"output_head", "lm_head", "head",
-                                       "router",      "experts", "shared_experts"};
+  std::vector<std::string> left_out = {"output_head", "lm_head",       "head",          "router",
+                                       "experts",     "shared_expert", "shared_experts"};
 };
 
 struct Float8Options {

@@ -69,6 +69,20 @@ void say_memory(const weft::Trainer::Memory& m) {
   fmt::print("\n");
 }
 
+// The load of the experts in the last step.
+void say_balance(const std::vector<LayerBalance>& layers) {
+  for (const LayerBalance& layer : layers) {
+    const RouterReport& r = layer.report;
+    const auto [least, most] = std::ranges::minmax(r.counts);
+    const double all = static_cast<double>(r.assignments) / 100;
+    fmt::print(
+        "experts of {}: {:.1f} to {:.1f} % of the assignments, largest / mean {:.2f},\n"
+        "  dropped {:.1f} %, balance loss {:.3f}\n",
+        layer.path, static_cast<double>(least) / all, static_cast<double>(most) / all, r.imbalance(),
+        100 * r.dropped_share(), r.aux_loss);
+  }
+}
+
 void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std::int64_t first,
                      double passed) {
   fmt::print("{}\n", loss_curve(losses, output_columns()));
@@ -181,15 +195,15 @@ int train(const Flags& flags) {
     const double passed = std::chrono::duration<double>(Clock::now() - began).count();
     const double rate =
         static_cast<double>(trainer.tokens_per_step() * static_cast<std::int64_t>(losses.size())) / passed;
-    if (metrics)
-      metrics->write(nlohmann::json{{"step", r.step},
-                                    {"loss", r.loss},
-                                    {"grad_norm", r.grad_norm},
-                                    {"lr", r.lr},
-                                    {"tokens_per_s", rate},
-                                    {"seconds", passed}}
-                         .dump() +
-                     "\n");
+    if (metrics) {
+      nlohmann::json line{{"step", r.step}, {"loss", r.loss},       {"grad_norm", r.grad_norm},
+                          {"lr", r.lr},     {"tokens_per_s", rate}, {"seconds", passed}};
+      for (const LayerBalance& layer : trainer.balance()) {
+        line["imbalance"].push_back(layer.report.imbalance());
+        line["dropped"].push_back(layer.report.dropped_share());
+      }
+      metrics->write(line.dump() + "\n");
+    }
     bar.show(r.step, r.loss, rate);
     stopped = agreed_stop(group, stop_request);
     const bool last = trainer.next_step() == until || stopped != 0;
@@ -204,6 +218,7 @@ int train(const Flags& flags) {
         "stopped by SIG{} after step {} of {}{}\n", sigabbrev_np(stopped), trainer.next_step(), until,
         flags.save.empty() ? ": nothing is saved, for want of --save" : ": --resume goes on from here");
   if (speaks && !losses.empty()) say_memory(trainer.memory());
+  if (speaks && !losses.empty()) say_balance(trainer.balance());
   if (speaks && !losses.empty())
     say_how_it_went(flags, losses, first, std::chrono::duration<double>(Clock::now() - began).count());
   group.barrier().wait();  // no rank leaves while another may still need its memory
@@ -250,6 +265,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   add_train_flags(*sub, flags->config, *file);
   option("--dp", flags->config.dp, "Data-parallel ranks; -1: what tp leaves");
   option("--tp", flags->config.tp, "Tensor-parallel ranks");
+  option("--ep", flags->config.ep, "Ranks that share the experts, each with sequences of its own");
   option("--data", flags->config.data,
          "What data ranks do with the parameters: ddp, each has all; fsdp, divided; hsdp, divided in "
          "--replicate copies")

@@ -46,6 +46,19 @@ void each_model_flag(TrainConfig& c, const Visit& visit) {
   visit("--ffn", c.model.ffn_hidden, "Width inside the MLP; 0: 8/3 of --dim, rounded up to a multiple of 32");
   visit("--max-seq", c.model.max_seq, "Longest sequence; 0: --seq");
 }
+template <class Visit>
+void each_expert_flag(TrainConfig& c, const Visit& visit) {
+  visit("--experts", c.moe.experts, "Experts of each block; 0: a dense model");
+  visit("--top-k", c.moe.router.top_k, "Experts of each token");
+  visit("--expert-hidden", c.moe.expert_hidden, "Width inside each expert; 0: as --ffn");
+  visit("--shared-hidden", c.moe.shared_hidden, "Width of an expert that every token uses, too; 0: none");
+  visit("--experts-every", c.moe.every, "Only each such block has experts; the others are dense");
+  visit("--router", c.router, "Scores of experts: softmax or sigmoid");
+  visit("--router-bias", c.router_bias, "none, or selects: a bias of each expert that follows its load");
+  visit("--aux-loss", c.moe.router.aux_loss, "Factor of the loss that balances experts");
+  visit("--capacity-factor", c.capacity_factor,
+        "An expert keeps so many times its even share of the global batch; 0: all");
+}
 
 }  // namespace
 
@@ -68,6 +81,13 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
                 ->capture_default_str()
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
             &config.optimizer);
+  // Not a key of a file, whose table [model] is another matter: there, experts say it.
+  sub.add_option_function<std::string>(
+         "--model", [&config](const std::string& kind) { config.moe.experts = kind == "moe" ? 8 : 0; },
+         "dense, or moe: mixtures of experts, 8 unless --experts says more (docs/expert_parallel.md)")
+      ->check(CLI::IsMember({"dense", "moe"}))
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  each_expert_flag(config, add);
   file.take(sub.add_flag("--sequence-parallel", config.sequence_parallel,
                          "Norms and residual sums on a part of the sequence in each tensor rank"),
             &config.sequence_parallel);
@@ -131,6 +151,12 @@ std::vector<std::string> to_words(const TrainConfig& config) {
     words.emplace_back(flag);
     words.push_back(fmt::format("{}", member));
   });
+  if (config.has_experts()) {
+    each_expert_flag(copy, [&](const char* flag, const auto& member, const char*) {
+      words.emplace_back(flag);
+      words.push_back(fmt::format("{}", member));
+    });
+  }
   if (config.exact) words.emplace_back("--exact");
   if (config.sequence_parallel) words.emplace_back("--sequence-parallel");
   words.insert(words.end(),

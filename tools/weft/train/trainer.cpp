@@ -40,6 +40,7 @@ BuildOptions build_options(const TrainConfig& config) {
   options.tensor.vocab = config.vocab == "shard" ? VocabSplit::shard : VocabSplit::whole;
   if (config.float8 != "none") options.float8 = float8_recipe_from_name(config.float8);
   if (config.exact) options.float8_options.scales = Float8Scales::whole;
+  if (config.has_experts()) options.expert_axis = "ep";
   return options;
 }
 
@@ -135,6 +136,18 @@ int threads_per_rank(int asked, int ranks) {
   return std::max(1, usable / ranks);
 }
 
+MoETransformerConfig TrainConfig::moe_model() const {
+  MoETransformerConfig c = moe;
+  c.transformer = model;
+  c.router.scores = router == "sigmoid" ? RouterScores::sigmoid : RouterScores::softmax;
+  c.router.bias = router_bias == "selects" ? RouterBias::selects : RouterBias::none;
+  if (capacity_factor > 0) {
+    c.router.capacity = Capacity::by_weight;
+    c.router.capacity_factor = capacity_factor;
+  }
+  return c;
+}
+
 void TrainConfig::fill_in() {
   if (model.kv_heads == 0) model.kv_heads = model.heads;
   if (model.ffn_hidden == 0) model.ffn_hidden = TransformerConfig::usual_ffn_hidden(model.dim);
@@ -163,22 +176,61 @@ void expect_exact_config(const TrainConfig& c, int data_ranks) {
   if (c.sequence_parallel) expect_exact_parts("seq: tokens of a sequence", c.sequence, c.tp);
 }
 
+void expect_experts(const TrainConfig& c) {
+  if (c.exact) bad_training("exact with experts, which have no rule for exact mode");
+  if (c.sequence_parallel)
+    bad_training("sequence-parallel with experts; tokens are routed with whole samples");
+  if (c.router != "softmax" && c.router != "sigmoid")
+    bad_training(fmt::format("router is \"{}\"; expected softmax or sigmoid", c.router));
+  if (c.router_bias != "none" && c.router_bias != "selects")
+    bad_training(fmt::format("router-bias is \"{}\"; expected none or selects", c.router_bias));
+  const MoETransformerConfig moe = c.moe_model();
+  moe.check();
+  if (moe.router.top_k < 1 || moe.router.top_k > moe.experts)
+    bad_training(fmt::format("top-k is {}; expected 1 to {} (experts)", moe.router.top_k, moe.experts));
+  if (moe.experts % c.ep != 0)
+    bad_training(fmt::format("{} experts do not divide into ep={} ({} = {} x {} + {})", moe.experts, c.ep,
+                             moe.experts, c.ep, moe.experts / c.ep, moe.experts % c.ep));
+  for (const auto& [what, features] :
+       {std::pair{"expert-hidden", moe.layer().hidden}, {"shared-hidden", moe.shared_hidden}})
+    if (features % c.tp != 0)
+      bad_training(fmt::format("{} {} does not divide into tp={}", what, features, c.tp));
+  if (!(c.capacity_factor >= 0 && std::isfinite(c.capacity_factor)))
+    bad_training(fmt::format("capacity-factor is {}; expected 0 (none) or more", c.capacity_factor));
+  if (!(moe.router.aux_loss >= 0 && std::isfinite(moe.router.aux_loss)))
+    bad_training(fmt::format("aux-loss is {}; expected a finite number of 0 or more", moe.router.aux_loss));
+}
+
+ParallelModel built_of(const TrainConfig& config, const DeviceMesh& mesh, Compute& compute,
+                       const BuildOptions& options) {
+  if (config.has_experts())
+    return build_parallel_model(moe_recipe(config.moe_model()), mesh, compute, options);
+  return build_parallel_model(config.model, mesh, compute, options);
+}
+
 }  // namespace
 
 MeshShape TrainConfig::check(int ranks) const {
   if (tp < 1) bad_training(fmt::format("tp is {}; expected 1 or more", tp));
   if (dp != -1 && dp < 1) bad_training(fmt::format("dp is {}; expected 1 or more", dp));
-  MeshShape mesh = MeshShape{{"dp", dp}, {"tp", tp}}.fit(ranks);
-  const int data_ranks = mesh.size("dp");
+  if (ep < 1 || (ep > 1 && !has_experts()))
+    bad_training(fmt::format("ep is {}; expected 1{}", ep,
+                             has_experts() ? " or more" : ", since the model has no experts"));
+  MeshShape mesh = has_experts() ? MeshShape{{"dp", dp}, {"ep", ep}, {"tp", tp}}.fit(ranks)
+                                 : MeshShape{{"dp", dp}, {"tp", tp}}.fit(ranks);
+  const int of_dp = mesh.size("dp"), data_ranks = of_dp * ep;
   if (data != "ddp" && data != "fsdp" && data != "hsdp")
     bad_training(fmt::format("data is \"{}\"; expected ddp, fsdp or hsdp", data));
   if (replicate != 0 && data != "hsdp")
     bad_training(fmt::format("replicate is {} with data \"{}\"; it is of hsdp alone", replicate, data));
   if (data == "hsdp") {
     const int copies = replicate == 0 ? 2 : replicate;
-    if (copies < 1 || data_ranks % copies != 0)
-      bad_training(fmt::format("replicate is {}; expected a number that divides dp={}", copies, data_ranks));
-    mesh = MeshShape{{"dp_replicate", copies}, {"dp_shard", data_ranks / copies}, {"tp", tp}};
+    if (copies < 1 || of_dp % copies != 0)
+      bad_training(fmt::format("replicate is {}; expected a number that divides dp={}", copies, of_dp));
+    std::vector<MeshAxis> axes{{"dp_replicate", copies}, {"dp_shard", of_dp / copies}};
+    if (has_experts()) axes.push_back({"ep", ep});
+    axes.push_back({"tp", tp});
+    mesh = MeshShape(axes);
   }
   model.check();
   const auto divides = [&](const char* what, std::int64_t count, const char* remedy = "") {
@@ -204,10 +256,11 @@ MeshShape TrainConfig::check(int ranks) const {
     bad_training(
         fmt::format("ac-every is {} with ac \"{}\"; expected 1, or more with ac full", ac_every, ac));
   if (global_batch < data_ranks)
-    bad_training(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
-                             data_ranks));
+    bad_training(fmt::format("batch is {}; expected at least one sequence for each of {}={}", global_batch,
+                             ep > 1 ? "dp x ep" : "dp", data_ranks));
   if (float8 != "none") float8_recipe_from_name(float8);
   if (exact) expect_exact_config(*this, data_ranks);
+  if (has_experts()) expect_experts(*this);
   if (sequence < 1) bad_training(fmt::format("seq is {}; expected 1 or more", sequence));
   if (sequence > model.max_seq)
     bad_training(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
@@ -237,8 +290,8 @@ Training::Training(ProcessGroup& group, const TrainConfig& config)
     : config_(config),
       text_(read_text(config.text, config.sequence + 2)),
       compute_(group.context(), threads_per_rank(config.threads, group.size())),
-      parts_(build_parallel_model(config.model, DeviceMesh(group, config.check(group.size())), compute_,
-                                  build_options(config))),
+      parts_(
+          built_of(config, DeviceMesh(group, config.check(group.size())), compute_, build_options(config))),
       trainer_(parts_, compute_, trainer_options(config)),
       schedule_(config.rates()),
       sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
@@ -299,12 +352,22 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
   if (rates.form == ScheduleForm::wsd)
     identity += fmt::format(" decay_steps={} decay_shape={}", rates.decay, name(rates.shape));
   if (config.exact) identity += " exact=1";
+  if (config.has_experts()) {
+    const MoETransformerConfig& e = config.moe;
+    identity += fmt::format(
+        " experts={} top_k={} expert_hidden={} shared_hidden={} every={} router={} "
+        "router_bias={} aux_loss={} capacity_factor={}",
+        e.experts, e.router.top_k, e.expert_hidden, e.shared_hidden, e.every, config.router,
+        config.router_bias, e.router.aux_loss, config.capacity_factor);
+  }
   if (m.init_std != usual.init_std) identity += fmt::format(" init_std={}", m.init_std);
   return identity;
 }
 
 CheckpointExtra Training::extra() const {
-  return {{"run", identity_of(config_, text_)}, {"model", transformer_text(config_.model)}};
+  CheckpointExtra words{{"run", identity_of(config_, text_)}};
+  if (!config_.has_experts()) words.emplace("model", transformer_text(config_.model));
+  return words;
 }
 
 void Training::save(const std::filesystem::path& directory, int keep) {
@@ -319,6 +382,8 @@ void Training::start_save(const std::filesystem::path& directory, int keep) {
 void Training::finish_save() {
   if (saves_) saves_->wait();
 }
+
+std::vector<LayerBalance> Training::balance() const { return expert_balance(*parts_.model); }
 
 std::int64_t Training::parameter_count() const {
   std::int64_t n = 0;

@@ -12,6 +12,7 @@
 #include "weft/base/error.hpp"
 #include "weft/dp/sampler.hpp"
 #include "weft/group/process_group.hpp"
+#include "weft/models/moe_transformer.hpp"
 #include "weft/models/trainer.hpp"
 #include "weft/nn/schedule.hpp"
 
@@ -24,6 +25,12 @@ namespace weft::tools {
 struct TrainConfig {
   /// kv_heads, ffn_hidden, max_seq: 0 until fill_in().
   TransformerConfig model{.dim = 128, .layers = 4, .heads = 4, .kv_heads = 0, .ffn_hidden = 0, .max_seq = 0};
+  /// With experts, the blocks of `model` have mixtures of experts, which this describes; 0 experts: none. Its
+  /// transformer is not read.
+  MoETransformerConfig moe{.experts = 0, .router = {.aux_loss = 0.01}};
+  std::string router = "softmax";    ///< softmax or sigmoid
+  std::string router_bias = "none";  ///< none, or selects
+  double capacity_factor = 0;        ///< of the global batch, by weight; 0: no capacity
   std::filesystem::path text = "/usr/share/common-licenses/GPL-3";
   std::int64_t steps = 300;              ///< the length of the schedule
   std::int64_t global_batch = 16;        ///< sequences per step, over all data ranks
@@ -46,6 +53,7 @@ struct TrainConfig {
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: the ranks divided by tp
   int tp = 1;
+  int ep = 1;  ///< the ranks that share the experts; they have different sequences
   /// How data ranks hold the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in `replicate`
   /// copies).
   std::string data = "ddp";
@@ -65,6 +73,9 @@ struct TrainConfig {
   /// Sets members that have no value yet: kv_heads to heads, ffn_hidden to usual_ffn_hidden(dim), max_seq to
   /// the sequence, floor_lr to a tenth of peak_lr.
   void fill_in();
+  bool has_experts() const noexcept { return moe.experts != 0; }
+  /// The model, if it has experts.
+  MoETransformerConfig moe_model() const;
   /// Call it after fill_in(). Throws bad_argument, with the sizes, if sizes do not fit each other or `ranks`:
   /// before any rank is started or met. Returns the mesh.
   MeshShape check(int ranks) const;
@@ -110,6 +121,8 @@ class Training {
   std::int64_t parameter_count() const;
   /// The layers that became float8 layers, in words; empty if none was to.
   std::string float8_report() const { return parts_.float8 ? parts_.float8->report().text() : ""; }
+  /// The load of the experts in the last step, by layer; empty without experts. All ranks know it.
+  std::vector<LayerBalance> balance() const;
   weft::Trainer::Memory memory() const { return trainer_.memory(); }
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
 
