@@ -380,6 +380,36 @@ TEST_F(State, ChangesOnceInAPass) {
   EXPECT_EQ(passes, 1);
 }
 
+// Every layer of weft that has state: its buffers are those of a run without checkpointing, over some steps.
+TEST(ActivationCheckpointing, LeavesRunningStatisticsAsTheyAreWithout) {
+  Context context;
+  Compute compute(context, 1);
+  const auto run = [&](const AcPolicy& policy) {
+    auto block = std::make_unique<Sequential>();
+    block->append("norm", std::make_unique<BatchNorm>(4));
+    block->append("relu", std::make_unique<ReLU>());
+    Sequential model;
+    model.append("block", std::move(block));
+    apply_ac(model, policy);
+    set_up(model, compute);
+    std::vector<std::vector<float>> states;
+    for (int step = 0; step < 3; ++step) {
+      Frame frame(compute, {.seed = 1, .step = step});
+      const Tensor x = random(context, {3, 4, 2, 5}, "x" + std::to_string(step));
+      const Tensor y = model.forward(x, frame)[0];
+      const Tensor dx = model.backward(random(context, {3, 4, 2, 5}, "dy"), frame)[0];
+      for (const Tensor& t : {y, dx}) states.emplace_back(t.f32().begin(), t.f32().end());
+      for (const ModuleBuffer* b : model.buffers())
+        if (b->tensor().dtype() == DType::f32)
+          states.emplace_back(b->tensor().f32().begin(), b->tensor().f32().end());
+        else
+          states.push_back({static_cast<float>(b->tensor().as<std::int64_t>()[0])});
+    }
+    return states;
+  };
+  EXPECT_EQ(run(full({"block"})), run({}));
+}
+
 TEST_F(State, ThatChangesAgainIsAnError) {
   EXPECT_EQ(
       error(Counting::How::always, full({"block"})),

@@ -881,6 +881,46 @@ TEST_F(TrainTest, ExactParity) {
   EXPECT_NE(hashes({"--seed", "2"}), one);
 }
 
+// The options of parity are those of its runs: another optimizer gives other losses than AdamW.
+TEST_F(TrainTest, ParityTrainsWithTheOptionsThatItIsGiven) {
+  const auto losses_with = [&](const Words& more) {
+    Words words =
+        small({"--steps", "3", "--warmup", "0", "--meshes", "1x1,2x1", "--json", file("parity.json")});
+    words[0] = "parity";
+    std::erase(words, "lines");
+    std::erase(words, "--progress");
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 0) << out() << err();
+    const auto j = nlohmann::json::parse(contents(folder_ / "parity.json"));
+    std::filesystem::remove(folder_ / "parity.json");
+    return j.at("loss").at("1x1").get<std::vector<double>>();
+  };
+  const std::vector<double> adamw = losses_with({}), lion = losses_with({"--optimizer", "lion"});
+  EXPECT_EQ(adamw[0], lion[0]);
+  EXPECT_NE(adamw[2], lion[2]);
+}
+
+// Steps that loss scaling skips have no norm; frozen parameters have no gradient.
+TEST_F(TrainTest, ExactParityOfSkippedStepsAndOfAFreezeSchedule) {
+  Words words = small({"--steps", "3", "--warmup", "0", "--meshes", "1x1,2x1", "--exact", "--loss-scale",
+                       "1e38", "--freeze", "0:frozen:layers.*,2:trained:layers.1"});
+  words[0] = "parity";
+  std::erase(words, "lines");
+  std::erase(words, "--progress");
+  ASSERT_EQ(run(words), 0) << out() << err();
+  EXPECT_THAT(out(), HasSubstr("EXACT: 1x1, 2x1 have the same bits of losses, norms, 12 gradients and 21\n"
+                               "parameters in each of 3 steps"));
+}
+
+TEST_F(TrainTest, ValuesOfATensorThatIsNoneAreAnError) {
+  EXPECT_EQ(run(small({"--steps", "1", "--warmup", "0", "--values-of", "gradient nope", "--values-file",
+                       file("values")})),
+            2);
+  EXPECT_THAT(err(),
+              HasSubstr("train: --values-of is \"gradient nope\"; expected gradient or parameter, a blank, "
+                        "and the path of a parameter that is trained in the last step"));
+}
+
 TEST_F(TrainTest, ExactModeRefusesWithTheArithmetic) {
   const auto expect = [&](const Words& more, const std::string& text) {
     Words words = small({"--exact"});

@@ -140,26 +140,30 @@ Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
     for (const std::string& axis : *config_.axes) x.layout()->mesh_shape().index(axis);  // throws
   Compute& compute = frame.compute();
   const kernels::MapShape s = norms::map_shape(x);
-  const Tensor mean = compute.make({s.channels}), inv_std = compute.make({s.channels});
+  Tensor mean = compute.make({s.channels}), inv_std = compute.make({s.channels});
   double count = 0;  // of summands; 0: the statistics are the running ones
   if (frame.pass().training) {
     const Summands summands = summands_of(x, config_.axes);
     expect_enough(what, x, summands);
     count = static_cast<double>(summands.own);
-    SumPairs sums = make_pairs(frame, s.channels);
-    kernels::channel_moments(frame.kernels(), x.data_ptr<float>(), sums.first(), sums.second(), s);
-    sums.all = summed(sums.all, x.layout(), config_.axes, true);
-    SumPairs tracked = make_pairs(frame, s.channels);
-    kernels::batch_norm_statistics(frame.kernels(), sums.first(), sums.second(), count, config_.eps,
-                                   mean.data_ptr<float>(), inv_std.data_ptr<float>(), tracked.first(),
-                                   tracked.second(), s.channels);
-    // If ranks outside of these axes have other statistics, the mean over those ranks enters the running
-    // statistics.
-    tracked.all = summed(tracked.all, x.layout(), config_.axes, false);
-    kernels::batch_norm_track(
-        frame.kernels(), tracked.first(), tracked.second(), static_cast<double>(summands.ranks),
-        config_.momentum, running_mean->tensor().data_ptr<float>(), running_var->tensor().data_ptr<float>(),
-        num_batches_tracked->tensor().data_ptr<std::int64_t>(), s.channels);
+    const Tensors statistics = frame.once(path(), [&]() -> Tensors {
+      SumPairs sums = make_pairs(frame, s.channels);
+      kernels::channel_moments(frame.kernels(), x.data_ptr<float>(), sums.first(), sums.second(), s);
+      sums.all = summed(sums.all, x.layout(), config_.axes, true);
+      SumPairs tracked = make_pairs(frame, s.channels);
+      kernels::batch_norm_statistics(frame.kernels(), sums.first(), sums.second(), count, config_.eps,
+                                     mean.data_ptr<float>(), inv_std.data_ptr<float>(), tracked.first(),
+                                     tracked.second(), s.channels);
+      // If ranks outside of these axes have other statistics, the mean over those ranks enters the running
+      // statistics.
+      tracked.all = summed(tracked.all, x.layout(), config_.axes, false);
+      kernels::batch_norm_track(
+          frame.kernels(), tracked.first(), tracked.second(), static_cast<double>(summands.ranks),
+          config_.momentum, running_mean->tensor().data_ptr<float>(), running_var->tensor().data_ptr<float>(),
+          num_batches_tracked->tensor().data_ptr<std::int64_t>(), s.channels);
+      return {mean, inv_std};
+    });
+    mean = statistics[0], inv_std = statistics[1];
   } else {
     copy(compute.context(), running_mean->tensor(), mean, compute.stream());
     kernels::inverse_std(frame.kernels(), running_var->tensor().data_ptr<float>(), config_.eps,

@@ -4,6 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/hash.hpp"
@@ -26,8 +29,12 @@ bool same_bits(double a, double b) {
 
 std::string content_line(const ContentName& name, const Tensor& tensor) {
   const Tensor all = full(tensor);
-  const std::string_view bytes(reinterpret_cast<const char*>(all.data()),
-                               static_cast<std::size_t>(all.count() * size_bytes(all.dtype())));
+  std::string bytes(reinterpret_cast<const char*>(all.data()),
+                    static_cast<std::size_t>(all.count() * size_bytes(all.dtype())));
+  // The bits of a NaN depend on the sums that made it: each NaN is written as the same one.
+  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+  for (std::size_t i = 0; all.dtype() == DType::f32 && i < all.f32().size(); ++i)
+    if (std::isnan(all.f32()[i])) std::memcpy(bytes.data() + i * sizeof(float), &kNaN, sizeof(float));
   return fmt::format("step {} {} {} {:016x}", name.step, name.kind, name.path, hash_of(bytes));
 }
 

@@ -130,9 +130,19 @@ class Contents {
       if (hashes) say(content_line({step, std::string(kind), path}, tensor) + "\n");
       if (last && flags_.values_of == fmt::format("{} {}", kind, path)) {
         const std::string values = content_values(tensor);
+        found_ = true;
         if (writes_) write_new_file(flags_.values_file, values, "train: --values-file: ");
       }
     };
+  }
+
+  /// Call it behind the last step: throws if that step did not have the tensor of --values-of.
+  void finish(bool stepped) const {
+    if (stepped && !flags_.values_of.empty() && !found_)
+      bad_training(
+          fmt::format("--values-of is \"{}\"; expected gradient or parameter, a blank, and the path of a "
+                      "parameter that is trained in the last step",
+                      flags_.values_of));
   }
 
  private:
@@ -145,6 +155,7 @@ class Contents {
   }
   const Flags& flags_;
   const bool writes_;
+  bool found_ = false;
   std::optional<NewFile> file_;
 };
 
@@ -213,6 +224,7 @@ int train(const Flags& flags) {
   }
   trainer.finish_save();
   bar.finish();
+  contents.finish(stopped == 0 && !losses.empty());
   if (speaks && stopped != 0)
     fmt::print(
         "stopped by SIG{} after step {} of {}{}\n", sigabbrev_np(stopped), trainer.next_step(), until,

@@ -159,9 +159,9 @@ std::vector<std::string> to_words(const TrainConfig& config) {
   }
   if (config.exact) words.emplace_back("--exact");
   if (config.sequence_parallel) words.emplace_back("--sequence-parallel");
-  words.insert(words.end(),
-               {"--vocab", config.vocab, "--weights", config.weights, "--activations", config.activations,
-                "--float8", config.float8, "--ac", config.ac, "--ac-every", std::to_string(config.ac_every)});
+  words.insert(words.end(), {"--optimizer", config.optimizer, "--vocab", config.vocab, "--weights",
+                             config.weights, "--activations", config.activations, "--float8", config.float8,
+                             "--ac", config.ac, "--ac-every", std::to_string(config.ac_every)});
   return words;
 }
 

@@ -317,7 +317,7 @@ StepResult Training::step(const See& see) {
   trainer_.backward({&batch, 1});
   const std::vector<Parameter*> parameters = parts_.parameters();
   for (auto p = parameters.rbegin(); p != parameters.rend(); ++p)
-    see("gradient", (*p)->path(), (*p)->gradient());
+    if ((*p)->has_gradient()) see("gradient", (*p)->path(), (*p)->gradient());  // a frozen one has none
   const Trainer::Result result = trainer_.update(lr);
   for (const Parameter* p : parameters) see("parameter", p->path(), p->master());
   return {.step = result.step, .loss = result.loss, .grad_norm = result.grad_norm, .lr = lr};
