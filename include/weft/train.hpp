@@ -43,6 +43,7 @@
 #include "weft/nn/segments.hpp"
 #include "weft/nn/spectral_norm.hpp"
 #include "weft/nn/window_attention.hpp"
+#include "weft/pp/grad_norm.hpp"
 #include "weft/pp/pipeline.hpp"
 #include "weft/pp/schedule.hpp"
 #include "weft/pp/stage.hpp"

@@ -136,7 +136,7 @@ void add_content(Fnv1a& hash, const Batch& b) {
 
 std::string different_batches(const ParallelModel& model) {
   std::string axes;
-  for (const DeviceMesh& of : model.axes_of_equal_rows())
+  for (const DeviceMesh& of : model.axes_of_equal_batches())
     if (of.size() > 1) axes += fmt::format("{}{}={}", axes.empty() ? "" : " x ", of.name(), of.size());
   return fmt::format(
       "the ranks of {} were given different batches; expected the same, as they share the "

@@ -12,6 +12,7 @@
 #include "weft/mesh/layout.hpp"
 #include "weft/nn/exact.hpp"
 #include "weft/nn/init.hpp"
+#include "weft/nn/layouts.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/tp/own_plan.hpp"
 #include "weft/tp/plan.hpp"
@@ -97,6 +98,7 @@ Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const 
 const char* ModelBuilder::name(Step step) noexcept {
   switch (step) {
     case Step::model: return "the model";
+    case Step::pipeline: return "pipeline parallel";
     case Step::tensor: return "tensor parallel";
     case Step::experts: return "expert parallel";
     case Step::domain: return "domain parallel";
@@ -112,6 +114,7 @@ const char* ModelBuilder::name(Step step) noexcept {
 const char* ModelBuilder::reason(Step step) noexcept {
   switch (step) {
     case Step::model: return "";
+    case Step::pipeline: return "other steps are for the layers of the stages";
     case Step::tensor: return "layouts must be final before gradients are reduced or divided";
     case Step::experts: return "layouts must be final before gradients are reduced or divided";
     case Step::domain: return "float8 and recomputation run the passes of its layers";
@@ -181,6 +184,90 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
   freeze(*built_.model, options_.frozen);
 }
 
+std::vector<Parameter*> ParallelModel::parameters() const {
+  if (!stages) return model->parameters();
+  std::vector<Parameter*> all;
+  for (Parameter* p : model->parameters())
+    if (is_own(p->path())) all.push_back(p);
+  return all;
+}
+
+std::vector<ModuleBuffer*> ParallelModel::buffers() const {
+  std::vector<ModuleBuffer*> all = model->buffers();
+  if (stages) std::erase_if(all, [&](const ModuleBuffer* b) { return !is_own(b->path()); });
+  return all;
+}
+
+bool ParallelModel::is_own(std::string_view path) const {
+  const PipelineSchedule placed = forward_schedule_for(1);
+  for (std::size_t stage = 0; stage < stage_paths.size(); ++stage)
+    if (placed.rank_of_stage[stage] == stages.rank())
+      for (const std::string& module : stage_paths[stage])
+        if (path.starts_with(module) && (path.size() == module.size() || path[module.size()] == '.'))
+          return true;
+  return false;
+}
+
+PipelineSchedule ParallelModel::schedule_for(int micro_batches) const {
+  if (pipeline.schedule) return *pipeline.schedule;
+  return make_pipeline_schedule(pipeline.kind, stages.size(), micro_batches, pipeline.stages_per_rank);
+}
+
+PipelineSchedule ParallelModel::forward_schedule_for(int micro_batches) const {
+  if (!pipeline.schedule)
+    return make_pipeline_schedule(PipelineKind::forward_only, stages.size(), micro_batches,
+                                  pipeline.stages_per_rank);
+  PipelineSchedule s = *pipeline.schedule;
+  s.micro_batches = micro_batches;
+  s.memory.clear();
+  for (std::vector<PipelineAction>& list : s.actions) list.clear();
+  for (int m = 0; m < micro_batches; ++m)
+    for (int stage = 0; stage < s.stages(); ++stage)
+      s.actions[static_cast<std::size_t>(s.rank_of_stage[static_cast<std::size_t>(stage)])].push_back(
+          {PipelineAction::Kind::forward, stage, m});
+  return with_messages(std::move(s));
+}
+
+void ModelBuilder::pipeline_parallel() {
+  begin(Step::pipeline);
+  if (options_.pipeline_axis.empty()) return;
+  const auto refuse = [](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, "build_parallel_model: pipeline_axis: " + text);
+  };
+  const auto refuse_with = [&](const char* what) {
+    refuse(fmt::format("a pipeline with {} is not supported", what));
+  };
+  if (options_.data == DataForm::fsdp) refuse_with("DataForm::fsdp");
+  if (options_.float8) refuse_with("float8");
+  if (!options_.domain_axes.empty()) refuse_with("domain_axes");
+  if (!options_.expert_axis.empty()) refuse_with("expert_axis");
+  if (options_.tensor.sequence_parallel) refuse_with("sequence_parallel");
+  if (options_.exact == Exact::yes) refuse_with("exact mode");
+  if (recipe_.pipeline.empty() || !recipe_.border)
+    refuse(fmt::format("recipe \"{}\" has no pipeline or no border; expected both", recipe_.name));
+  const DeviceMesh axis = mesh_[options_.pipeline_axis];
+  for (const int of_root : axis.root_axes())
+    if (std::ranges::count(built_.data.root_axes(), of_root) > 0 ||
+        std::ranges::count(built_.tensor.root_axes(), of_root) > 0)
+      refuse(fmt::format("\"{}\" is a data or tensor axis of {}; expected another", options_.pipeline_axis,
+                         to_string(built_.mesh.shape())));
+  const std::vector<std::string> path = pipeline_path(*built_.model, recipe_.pipeline);
+  built_.stages = axis;
+  built_.pipeline = options_.pipeline;
+  if (built_.pipeline.schedule) check_pipeline_schedule(*built_.pipeline.schedule);
+  const PipelineSchedule one = built_.pipeline.schedule ? *built_.pipeline.schedule : built_.schedule_for(1);
+  if (one.ranks != axis.size())
+    refuse(fmt::format("schedule \"{}\" is for {} ranks; {}={}", one.name, one.ranks, options_.pipeline_axis,
+                       axis.size()));
+  built_.stage_paths = split_stages(path, one.stages(), options_.pipeline.weights);
+  built_.border = [rows = built_.data, mesh = built_.mesh, dtype = options_.activations,
+                   shape = recipe_.border](int, const Tensors& inputs) {
+    const Shape global = shape(layouts::global_shape(inputs[0]));
+    const LayoutRef layout = replicated_layout(mesh, global)->with(rows, Shard{0});
+    return PipelineBorder{layout->local_shape(), dtype, layout};
+  };
+}
+
 void ModelBuilder::tensor_parallel() {
   begin(Step::tensor);
   if (recipe_.split)
@@ -224,8 +311,7 @@ void ModelBuilder::data_parallel() {
     expect_exact_kernels(*compute_);
   }
   if (options_.data == DataForm::ddp) {
-    built_.reducer =
-        std::make_unique<GradientReducer>(built_.model->parameters(), built_.data, options_.reducer);
+    built_.reducer = std::make_unique<GradientReducer>(built_.parameters(), built_.data, options_.reducer);
     return;
   }
   std::vector<std::string> shard_axes{options_.data_axis};
@@ -245,8 +331,19 @@ void ModelBuilder::data_parallel() {
 
 void ModelBuilder::memory_and_values() {
   begin(Step::values);
-  materialise(*built_.model, *compute_, options_.weights);
-  initialise(*built_.model, options_.seed);
+  if (!built_.stages) {
+    materialise(*built_.model, *compute_, options_.weights);
+    initialise(*built_.model, options_.seed);
+    return;
+  }
+  for (Parameter* p : built_.parameters()) {
+    p->materialise(*compute_, options_.weights);
+    initialise(*p, options_.seed);
+  }
+  for (ModuleBuffer* b : built_.buffers()) {
+    b->materialise(*compute_, options_.weights);
+    initialise(*b, options_.seed);
+  }
 }
 
 ParallelModel ModelBuilder::take() {
@@ -261,6 +358,7 @@ ParallelModel ModelBuilder::take() {
 ParallelModel build_parallel_model(const Recipe& recipe, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options) {
   ModelBuilder builder(recipe, mesh, compute, options);
+  builder.pipeline_parallel();
   builder.tensor_parallel();
   builder.expert_parallel();
   builder.domain_parallel();

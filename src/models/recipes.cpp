@@ -144,6 +144,8 @@ Recipe transformer_recipe(const TransformerConfig& config) {
   recipe.blocks = {"layers.*"};
   recipe.loss = [] { return std::make_unique<CrossEntropy>(); };
   recipe.tokens = TokenSizes{config.vocab, config.max_seq};
+  recipe.pipeline = {"token_embedding", "layers.*", "norm", "output_head"};
+  recipe.border = [dim = config.dim](const Shape& tokens) { return Shape{tokens[0], tokens[1], dim}; };
   return recipe;
 }
 
@@ -151,6 +153,7 @@ Recipe moe_recipe(const MoETransformerConfig& config) {
   config.check();
   Recipe recipe = transformer_recipe(config.transformer);
   recipe.name = "mixture of experts";
+  recipe.pipeline.clear();  // the counts and losses of its routers are those of whole batches
   recipe.build = [config] { return std::make_unique<MoETransformer>(config); };
   recipe.split = [config](Module& model, const DeviceMesh& tensor, const BuildOptions& options) {
     split_over(model, tensor, moe_plan(config, options.tensor), config.transformer.kv_heads);

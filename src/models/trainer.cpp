@@ -7,6 +7,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -24,6 +25,7 @@
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/layouts.hpp"
+#include "weft/pp/grad_norm.hpp"
 #include "weft/train/gradients.hpp"
 
 namespace weft {
@@ -128,7 +130,7 @@ Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
   if (!(options.max_norm >= 0))
     wrong(fmt::format("max_norm is {}; expected 0 (no clipping) or more", options.max_norm));
   if (options.loss_scale) scaler_.emplace(*options.loss_scale);
-  options.freeze.check(model.parameters());
+  options.freeze.check(model.model->parameters());
   freeze_at(0);
   optimizer_ = make_optimizer(compute, model.parameters(), options.optimizer, options.groups);
   if (options.ema) ema_ = std::make_unique<Ema>(compute, model.parameters(), *options.ema);
@@ -196,7 +198,7 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
   std::vector<Setting> settings =
       settings_of(options_, model_->float8.get(), optimizer_->digest(), steps_,
-                  steps_ > 0 ? 0 : history_of_first_values(model_->model->parameters()));
+                  steps_ > 0 || model_->stages ? 0 : history_of_first_values(model_->parameters()));
   // Bits differ between instruction sets.
   const auto isa = static_cast<std::int64_t>(cpu_isa());
   settings.push_back({"the instruction set of an exact step (WEFT_CPU_ISA chooses one)",
@@ -207,7 +209,7 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   for (const Setting& s : settings)
     mine.insert(mine.end(), {s.known ? s.digest : kAny, s.known ? ~s.digest : kAny});
   Numbers least = mine;
-  for (const DeviceMesh& axes : model_->axes_of_equal_rows()) least = least_of(*compute_, axes, least);
+  for (const DeviceMesh& axes : model_->axes_of_equal_batches()) least = least_of(*compute_, axes, least);
   const bool differ = least[0] == kNone && least[1] != ~least[2];
   Numbers told{differ ? kBatch : least[0], valid};
   told.insert(told.end(), least.begin() + 3, least.end());  // the least of each number, and of its complement
@@ -242,7 +244,7 @@ void Trainer::agree_on_rate(double lr) const {
                                             : kRate,
                      rate = fault == kNone ? bits_of(lr) : 0;
   Numbers least{fault, rate, ~rate};
-  for (const DeviceMesh& axes : model_->axes_of_equal_rows()) least = least_of(*compute_, axes, least);
+  for (const DeviceMesh& axes : model_->axes_of_equal_batches()) least = least_of(*compute_, axes, least);
   least = least_of(*compute_, model_->data, least);
   if (averages) throw Error(*averages);
   if (fault != kNone) throw impossible(lr);
@@ -277,7 +279,8 @@ bool groups_are_sound() noexcept {
 // backward is dropped.
 void end_step(ParallelModel& model) noexcept {
   if (model.sharded) return model.sharded->discard();
-  if (model.data.size() > 1 && !groups_are_sound()) return;
+  // The stages' group has failed, and not that of the data ranks, who may wait in finish().
+  if (model.data.size() > 1 && !model.stages && !groups_are_sound()) return;
   try {
     model.reducer->finish();
   } catch (...) {}
@@ -302,6 +305,27 @@ class GradientsMayBeInfinite {
 
 }  // namespace
 
+// The pipeline for steps with so many micro-batches; made at the first such step.
+Pipeline& Trainer::pipeline_for(int micro_batches, Module& loss, bool trains) {
+  auto& made = pipelines_[{trains ? micro_batches : -micro_batches, &loss}];
+  if (made == nullptr)
+    made = std::make_unique<Pipeline>(*model_->model, &loss, model_->stages.group(), *compute_,
+                                      PipelineOptions{trains ? model_->schedule_for(micro_batches)
+                                                             : model_->forward_schedule_for(micro_batches),
+                                                      model_->stage_paths, model_->border});
+  return *made;
+}
+
+// Performs the passes of all batches over the stages; the losses come in the order of the batches.
+std::vector<double> Trainer::pipeline_losses(const std::vector<Batch>& all, const Tensor& counted,
+                                             Module& loss, const Pass& pass, const Tensors& dloss) {
+  std::vector<PipelineMicroBatch> micro_batches;
+  for (const Batch& b : all) micro_batches.push_back({b.inputs, inputs_of_loss({}, b, counted)});
+  return pipeline_for(static_cast<int>(all.size()), loss, pass.training)
+      .run(micro_batches, pass, dloss)
+      .losses;
+}
+
 // Performs forward, loss and backward of each batch; afterwards the gradients are those of all data ranks.
 // Returns the loss.
 double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
@@ -319,11 +343,16 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
   std::optional<MicroBatchSum> earlier;  // in exact mode: of the micro-batches before the last
   if (model_->exact == Exact::yes && all.size() > 1 && !WEFT_MUTANT("exact_micro_batches_unreduced"))
     earlier.emplace(optimizer_->parameters(), *compute_);
+  std::vector<double> of_batches;
   try {
+    if (model_->stages) {
+      const NoSync off = model_->no_sync();
+      of_batches = pipeline_losses(all, global, loss(), {.seed = options_.seed, .step = steps_}, dloss);
+    }
     std::optional<NoSync> off;  // a sharded model reduces each micro-batch: it keeps no whole gradients
-    if (all.size() > 1 && model_->reducer && !earlier) off.emplace(model_->no_sync());
+    if (all.size() > 1 && model_->reducer && !earlier && !model_->stages) off.emplace(model_->no_sync());
     std::int64_t first = 0;
-    for (std::size_t i = 0; i < all.size(); ++i) {
+    for (std::size_t i = 0; i < all.size() && !model_->stages; ++i) {
       if (i + 1 == all.size()) off.reset();
       Frame frame(*compute_, {.seed = options_.seed,
                               .step = steps_,
@@ -348,9 +377,9 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
   if (earlier) earlier->add_to_last();
   for (const DeviceMesh& axes : model_->axes_of_equal_rows())  // of parameters that are whole there
     if (axes.size() > 1) reduce_gradients(optimizer_->parameters(), axes, {.compute = compute_});
-  double sum = 0;
-  for (const Tensor& loss : losses) sum += to_host(compute_->context(), full(loss)).as<double>()[0];
-  return sum;
+  for (const Tensor& loss : losses)
+    of_batches.push_back(to_host(compute_->context(), full(loss)).as<double>()[0]);
+  return std::accumulate(of_batches.begin(), of_batches.end(), 0.0);
 }
 
 Trainer::Result Trainer::take_backward(const Batches& batches, std::optional<double> lr) {
@@ -384,6 +413,11 @@ Trainer::Result Trainer::apply(double lr) {
   const std::span<Parameter* const> parameters = optimizer_->parameters();
   if (scaler_ && !finite_)
     result.grad_norm = std::numeric_limits<double>::infinity();
+  else if (model_->stages)
+    result.grad_norm = options_.max_norm > 0
+                           ? clip_pipeline_grad_norm(gradients_of(parameters, "trainer"), model_->stages,
+                                                     options_.max_norm, options_.non_finite)
+                           : pipeline_grad_norm(gradients_of(parameters, "trainer"), model_->stages);
   else
     result.grad_norm = options_.max_norm > 0 ? clip_grad_norm(parameters, options_.max_norm, 2,
                                                               options_.non_finite, compute_, model_->exact)
@@ -415,9 +449,11 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
   Evaluation result{.tokens = agree(batches, std::nullopt, all, true)};
   const Tensor global =
       to_device(compute_->context(), scalar(model_->mesh, result.tokens), compute_->stream());
-  CrossEntropy plain;
-  Module& loss = dynamic_cast<CrossEntropy*>(model_->loss.get()) != nullptr ? plain : *model_->loss;
-  for (const Batch& batch : all) {
+  Module& loss = dynamic_cast<CrossEntropy*>(model_->loss.get()) != nullptr ? plain_loss() : *model_->loss;
+  if (model_->stages)
+    for (const double part : pipeline_losses(all, global, loss, {.training = false}, {})) result.loss += part;
+  for (std::size_t i = 0; i < all.size() && !model_->stages; ++i) {
+    const Batch& batch = all[i];
     Frame frame = Frame::inference(*compute_);
     frame.begin({.training = false, .exact = model_->exact});
     const Tensors y = model_->model->forward(batch.inputs, frame);

@@ -66,7 +66,7 @@ std::optional<CheckpointInfo> described(const std::filesystem::path& directory) 
 
 Trainer::Memory Trainer::memory() const {
   Memory m;
-  for (const Parameter* p : model_->model->parameters()) {
+  for (const Parameter* p : model_->parameters()) {
     m.parameters += p->master().bytes() + (p->dtype() == DType::bf16 ? p->master().bytes() / 2 : 0);
     if (p->trainable()) m.gradients += p->master().bytes();
   }
@@ -87,12 +87,19 @@ CheckpointExtra Trainer::with_state(CheckpointExtra extra) const {
 
 void Trainer::save(const std::filesystem::path& directory, const CheckpointExtra& extra,
                    const SaveOptions& options) const {
+  if (model_->stages)
+    return save_stages(directory, model_->stages, steps_, model_->parameters(), model_->buffers(),
+                       TrainingState(optimizer_.get(), ema_.get()), with_state(extra), options);
   save_checkpoint(directory, model_->mesh, steps_, *model_->model,
                   TrainingState(optimizer_.get(), ema_.get()), with_state(extra), options);
 }
 
 bool Trainer::save(AsyncCheckpoint& saves, const std::filesystem::path& directory,
                    const CheckpointExtra& extra, const SaveOptions& options) const {
+  if (model_->stages)
+    throw Error(
+        ErrorCode::bad_argument,
+        "trainer: a pipeline has no saves in the background; expected save() without AsyncCheckpoint");
   return start_save(saves, directory, steps_, *model_->model, TrainingState(optimizer_.get(), ema_.get()),
                     with_state(extra), options);
 }
@@ -105,8 +112,10 @@ CheckpointInfo Trainer::load(const std::filesystem::path& directory) {
     for (const FreezeRule& rule : options_.freeze.rules())
       if (rule.step < first->step) freeze_at(rule.step);
   }
+  const TrainingState state(optimizer_.get(), ema_.get());
   CheckpointInfo info =
-      load_checkpoint(directory, model_->mesh, *model_->model, TrainingState(optimizer_.get(), ema_.get()));
+      model_->stages ? load_stages(directory, model_->stages, model_->parameters(), model_->buffers(), state)
+                     : load_checkpoint(directory, model_->mesh, *model_->model, state);
   options_.seed = seed_of(info, options_.seed);
   if (const auto scale = info.extra.find(kLossScale); scaler_ && scale != info.extra.end())
     scaler_->set_text(scale->second);

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "checkpoint/index/index.hpp"
+#include "train/stage_tensors.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/path_pattern.hpp"
@@ -31,6 +33,12 @@ Saved saved_of(std::span<Parameter* const> parameters) {
 
 Saved saved_of(const Module& model) {
   Saved saved{model.parameters(), model.buffers(), true};
+  std::erase_if(saved.buffers, [](const ModuleBuffer* b) { return !b->saved(); });
+  return saved;
+}
+
+Saved saved_of(std::span<Parameter* const> parameters, std::span<ModuleBuffer* const> buffers) {
+  Saved saved{{parameters.begin(), parameters.end()}, {buffers.begin(), buffers.end()}, true};
   std::erase_if(saved.buffers, [](const ModuleBuffer* b) { return !b->saved(); });
   return saved;
 }
@@ -172,11 +180,14 @@ bool save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::i
   return save_listed(saves, directory, step, std::ref(list), extra, options);
 }
 
-// `init`: null for the checkpoint of the same run.
+// `init`: null for the checkpoint of the same run. `stages`: the axis of a pipeline, of whose stages `saved`
+// has those of this rank; null: there is none.
 CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& mesh, const Saved& saved,
-                    const TrainingState& state, const InitOptions* init = nullptr) {
+                    const TrainingState& state, const InitOptions* init = nullptr,
+                    const DeviceMesh* stages = nullptr) {
   std::deque<std::string> names;
   OnHost host;
+  std::optional<StageTensors> of_stages;
   LoadOptions options;
   options.may_leave = [&](std::string_view name) {
     return (state.optimizer == nullptr && name.starts_with(kOfOptimizer)) ||
@@ -193,8 +204,14 @@ CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& me
     };
   MastersWritten written(saved.parameters);
   CheckpointInfo info = load_listed(
-      directory, mesh, [&] { return tensors_of("load_checkpoint", mesh, saved, state, names, host); },
+      directory, mesh,
+      [&] {
+        std::vector<MutableNamedView> own = tensors_of("load_checkpoint", mesh, saved, state, names, host);
+        if (stages == nullptr || stages->size() == 1) return own;
+        return of_stages.emplace(*stages, own).views();
+      },
       options, "the model");
+  if (of_stages) of_stages->collect();
   host.write_back();
   if (!info.remapped.empty() && (init == nullptr || !init->remap) && !saved.parameters.empty() &&
       (!mesh || mesh.rank() == 0))
@@ -256,6 +273,26 @@ CheckpointInfo init_from(const std::filesystem::path& directory, const DeviceMes
   std::erase_if(saved.parameters, kept);
   std::erase_if(saved.buffers, kept);
   return load(directory, mesh, saved, {}, &options);
+}
+
+void save_stages(const std::filesystem::path& directory, const DeviceMesh& stages, std::int64_t step,
+                 std::span<Parameter* const> parameters, std::span<ModuleBuffer* const> buffers,
+                 const TrainingState& state, const CheckpointExtra& extra, const SaveOptions& options) {
+  const Saved saved = saved_of(parameters, buffers);
+  if (stages.size() == 1) return save(directory, stages.root(), step, saved, state, extra, options);
+  std::deque<std::string> names;
+  OnHost host;
+  StageTensors all(stages, tensors_of("save_checkpoint", stages.root(), saved, state, names, host));
+  all.spread();
+  const std::vector<MutableNamedView> views = all.views();
+  save_checkpoint(directory, stages.root(), step, std::vector<NamedView>(views.begin(), views.end()), extra,
+                  options);
+}
+
+CheckpointInfo load_stages(const std::filesystem::path& directory, const DeviceMesh& stages,
+                           std::span<Parameter* const> parameters, std::span<ModuleBuffer* const> buffers,
+                           const TrainingState& state) {
+  return load(directory, stages.root(), saved_of(parameters, buffers), state, nullptr, &stages);
 }
 
 void gather_full_state(const DeviceMesh& mesh, const Module& model, const TrainingState& state, int root,

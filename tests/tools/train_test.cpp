@@ -176,6 +176,27 @@ TEST_F(TrainTest, TheSameLossesOnEveryMesh) {
   }
 }
 
+// Losses have the same bits for every pipeline, whatever its schedule; a checkpoint of one resumes without.
+TEST_F(TrainTest, APipelineHasTheLossesOfOneStage) {
+  const auto with = [&](Words more, const char* metrics) {
+    more.insert(more.end(), {"--micro-batches", "3", "--clip", "0", "--metrics", file(metrics)});
+    return small(more);
+  };
+  ASSERT_EQ(run(with({}, "one")), 0) << err();
+  ASSERT_EQ(run(with({"--ranks", "2", "--pp", "2", "--save", file("ckpt"), "--until", "8"}, "part")), 0)
+      << err();
+  ASSERT_EQ(run(with({"--save", file("ckpt"), "--resume"}, "part")), 0) << err();
+  EXPECT_EQ(losses("part"), losses("one"));
+  const std::string own = file("own.txt");
+  std::ofstream(own) << "schedule own\nranks 2\nmicro-batches 3\nstages 0 1\nmemory 3 3\n"
+                        "0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0F2 0SEND_F2 0RECV_B1 0B0 0RECV_B2 0B1 0B2\n"
+                        "1: 1RECV_F0 1RECV_F1 1F0 1RECV_F2 1F1 1F2 1B0 1SEND_B0 1B1 1SEND_B1 1B2 1SEND_B2\n";
+  for (const std::string& pipeline : {std::string("zero-bubble"), std::string("interleaved"), own}) {
+    ASSERT_EQ(run(with({"--ranks", "2", "--pp", "2", "--pipeline", pipeline}, "two")), 0) << err();
+    EXPECT_EQ(losses("two"), losses("one")) << pipeline;
+  }
+}
+
 // A run that is stopped at a checkpoint and resumed gives the bits of a run that never stopped.
 TEST_F(TrainTest, LearnsWithExpertsOnAnyMesh) {
   const auto with = [&](Words more) {
@@ -791,6 +812,20 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--ema", "1"}, "ema is 1; expected 0 (none) or more, and less than 1");
   expect({"--ranks", "4", "--dp", "3"}, "dp=3");
   expect({"--ranks", "4", "--dp", "3", "--tp", "1"}, "mesh: dp=3 x tp=1 = 3 ranks; the group has 4");
+  expect({"--pp", "0"}, "pp is 0; expected 1 or more");
+  expect({"--ranks", "2", "--pp", "2", "--data", "fsdp"},
+         "pp is 2 with --data fsdp or hsdp; a pipeline does not");
+  expect({"--ranks", "2", "--pp", "2", "--exact"}, "pp is 2 with --exact; a pipeline does not support that");
+  expect({"--ranks", "2", "--pp", "2", "--pipeline", "2f2b"},
+         "the schedule is \"2f2b\"; expected one of gpipe");
+  expect({"--ranks", "2", "--pp", "2", "--pipeline", "forward"},
+         "pipeline \"forward\" has no backward passes");
+  expect({"--ranks", "8", "--pp", "8"}, "8 stages; the model has ");
+  expect({"--ranks", "2", "--pp", "2", "--save", "x", "--async-save"},
+         "a pipeline saves while the training waits");
+  expect({"--ranks", "2", "--pp", "2", "--hash-every", "1"}, "no rank has the tensors of all stages");
+  expect({"--micro-batches", "0"}, "micro-batches is 0; expected 1 or more");
+  expect({"--micro-batches", "99"}, "micro-batches is 99; expected as many sequences for each of dp=1");
   expect({"--heads", "5"}, "transformer: dim 32 does not divide into heads 5");
   expect({"--seq", "500", "--max-seq", "128"}, "seq is 500; expected 1 to 128 (max-seq)");
   expect({"--lr-floor", "0.02"}, "lr-floor is 0.02 and lr 0.01; expected 0 <= lr-floor <= lr");

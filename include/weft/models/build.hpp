@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "weft/domain/domain.hpp"
 #include "weft/ep/moe.hpp"
 #include "weft/models/recipe.hpp"
+#include "weft/pp/pipeline.hpp"
 #include "weft/tp/plan.hpp"
 #include "weft/train/activation_checkpointing.hpp"
 #include "weft/train/float8.hpp"
@@ -56,6 +58,16 @@ enum class DataForm : unsigned char {
   fsdp
 };
 
+/// How a model is a pipeline over an axis of the mesh.
+struct PipelineForm {
+  PipelineKind kind = PipelineKind::one_f_one_b;
+  int stages_per_rank = 1;  ///< 2 or more with PipelineKind::interleaved
+  /// A schedule of one's own, in the place of `kind`. Each step then has its number of micro-batches.
+  std::optional<PipelineSchedule> schedule = {};
+  /// The time that each module of Recipe::pipeline takes, in any unit. Empty: all take equally long.
+  std::vector<double> weights = {};
+};
+
 struct BuildOptions {
   std::string data_axis = "dp", tensor_axis = "tp";
   /// A second data axis, over which batches are also divided. Empty: there is none.
@@ -65,6 +77,11 @@ struct BuildOptions {
   std::string expert_axis = {};
   ExpertParallelOptions experts = {};
   DataForm data = DataForm::ddp;
+  /// The axis along which the model is cut into stages; a Trainer then runs the schedule of `pipeline`. Each
+  /// rank has memory for its own stages alone, and is given all micro-batches of the step. Empty: none. Not
+  /// with DataForm::fsdp, float8, domain_axes, sequence_parallel, exact mode or tied weights.
+  std::string pipeline_axis = {};
+  PipelineForm pipeline = {};
   /// The axes that cut maps in space, one or two: the first cuts the height. Empty: none.
   std::vector<std::string> domain_axes = {};
   DomainOptions domain = {};  ///< of domain_axes; its `data` is not read
@@ -119,12 +136,16 @@ struct ParallelModel {
   DomainManager domain;              ///< empty: maps are whole
   std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> placement;  ///< Recipe::place
   std::function<std::int64_t(std::span<const Tensor> inputs, std::span<const Tensor> targets)>
-      count;                                 ///< Recipe::count
-  std::unique_ptr<Float8Model> float8;       ///< null: none
-  std::unique_ptr<GradientReducer> reducer;  ///< of DataForm::ddp
-  std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
-  Exact exact = Exact::no;                   ///< of BuildOptions
-  bool sequence_parallel = false;            ///< of BuildOptions::tensor
+      count;                                          ///< Recipe::count
+  std::unique_ptr<Float8Model> float8;                ///< null: none
+  std::unique_ptr<GradientReducer> reducer;           ///< of DataForm::ddp
+  std::unique_ptr<FullySharded> sharded;              ///< of DataForm::fsdp
+  Exact exact = Exact::no;                            ///< of BuildOptions
+  bool sequence_parallel = false;                     ///< of BuildOptions::tensor
+  DeviceMesh stages;                                  ///< BuildOptions::pipeline_axis; empty: no pipeline
+  PipelineForm pipeline;                              ///< of BuildOptions
+  std::vector<std::vector<std::string>> stage_paths;  ///< the modules of each stage of a pipeline
+  std::function<PipelineBorder(int stage, const Tensors& inputs)> border;  ///< between stages
 
   /// Use it around all micro-batches except the last: passes then only accumulate. See GradientReducer and
   /// FullySharded.
@@ -132,12 +153,28 @@ struct ParallelModel {
   /// Call it after the last backward pass: it reduces every gradient over all data ranks.
   void finish() { sharded ? sharded->finish() : reducer->finish(); }
 
-  std::vector<Parameter*> parameters() const { return model->parameters(); }
+  /// The schedule of a step with so many micro-batches. In a pipeline only.
+  PipelineSchedule schedule_for(int micro_batches) const;
+  /// Forward passes alone, for evaluation, with the stages on the same ranks.
+  PipelineSchedule forward_schedule_for(int micro_batches) const;
+
+  /// The parameters of this rank: of the whole model, or of its own stages in a pipeline.
+  std::vector<Parameter*> parameters() const;
+  /// The buffers, likewise.
+  std::vector<ModuleBuffer*> buffers() const;
+  /// Whether the module, parameter or buffer with this path is of this rank's stages, in a pipeline.
+  bool is_own(std::string_view path) const;
   /// The axes whose ranks have the same rows of a batch and share the work on them: the tensor axis, then the
   /// domain axes, if there are any. Gradients are Partial on these axes until reduce_gradients() sums them.
   std::vector<DeviceMesh> axes_of_equal_rows() const {
     std::vector<DeviceMesh> all{tensor};
     if (domain) all.push_back(domain.axes());
+    return all;
+  }
+  /// The axes whose ranks are given the same batches: axes_of_equal_rows(), and the axis of a pipeline.
+  std::vector<DeviceMesh> axes_of_equal_batches() const {
+    std::vector<DeviceMesh> all = axes_of_equal_rows();
+    if (stages) all.push_back(stages);
     return all;
   }
   /// Freezes these parameters, or unfreezes them, between steps: gradients of trained parameters are reduced
@@ -165,6 +202,8 @@ class ModelBuilder {
   ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compute, BuildOptions options = {});
   Module& model() noexcept { return *built_.model; }
 
+  /// Cuts the model into stages, over BuildOptions::pipeline_axis.
+  void pipeline_parallel();
   /// Cuts parameters over the tensor axis: no rank ever holds more than its part.
   void tensor_parallel();
   /// Divides the experts over BuildOptions::expert_axis, each with its part of the tensor axis: data parallel
@@ -189,6 +228,7 @@ class ModelBuilder {
  private:
   enum class Step : unsigned char {
     model,
+    pipeline,
     tensor,
     experts,
     domain,

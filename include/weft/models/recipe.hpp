@@ -56,6 +56,12 @@ struct Recipe {
   /// over the data axes. Empty: `rows`. Maps are cut in space after that.
   std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> place = {};
   std::optional<TokenSizes> tokens = {};  ///< of a model of tokens
+  /// The modules through which a forward pass goes, one after the other, as patterns (pipeline_path()).
+  /// Empty: the model cannot be a pipeline.
+  std::vector<std::string> pipeline = {};
+  /// The global shape of the tensor between two of these modules, for a first input with global shape
+  /// `input`.
+  std::function<Shape(const Shape& input)> border = {};
 };
 
 /// The transformer: split by transformer_plan(), blocks "layers.*", CrossEntropy. `config` is checked.

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -214,7 +215,14 @@ class Trainer {
   Result take_backward(const Batches& batches, std::optional<double> lr);
   Evaluation evaluate_any(const Batches& batches);
   Module& loss() const { return own_loss_ ? *own_loss_ : *model_->loss; }
+  Module& plain_loss() {
+    if (!plain_loss_) plain_loss_ = std::make_unique<CrossEntropy>();
+    return *plain_loss_;
+  }
   double passes(const std::vector<Batch>& placed, std::int64_t counted);
+  Pipeline& pipeline_for(int micro_batches, Module& loss, bool trains);
+  std::vector<double> pipeline_losses(const std::vector<Batch>& placed, const Tensor& counted, Module& loss,
+                                      const Pass& pass, const Tensors& dloss);
   Result apply(double lr);
   void freeze_at(std::int64_t step);
   CheckpointExtra with_state(CheckpointExtra extra) const;
@@ -223,7 +231,10 @@ class Trainer {
   Compute* compute_;
   Options options_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<CrossEntropy> own_loss_;  // null: the loss of the model
+  std::unique_ptr<CrossEntropy> own_loss_;    // null: the loss of the model
+  std::unique_ptr<CrossEntropy> plain_loss_;  // of evaluate(); made when it is needed
+  // In a pipeline: by the number of micro-batches, negative for forward passes alone, and the loss.
+  std::map<std::pair<int, const Module*>, std::unique_ptr<Pipeline>> pipelines_;
   std::int64_t steps_ = 0;
   std::optional<LossScaler> scaler_;
   std::unique_ptr<Ema> ema_;       // null: none

@@ -75,6 +75,18 @@ struct InitOptions {
 CheckpointInfo init_from(const std::filesystem::path& directory, const DeviceMesh& mesh, const Module& model,
                          const InitOptions& options = {});
 
+/// Save and load the whole model of a pipeline: each rank gives the parameters, buffers and state of its own
+/// stages. `stages` is the axis of the pipeline; layouts lie over its root. The checkpoint has the names of
+/// the whole model, so any mesh loads it, with or without a pipeline, and load_stages() loads checkpoints of
+/// any mesh. Collective over the root. Throw the errors of save_checkpoint() and load_checkpoint().
+void save_stages(const std::filesystem::path& directory, const DeviceMesh& stages, std::int64_t step,
+                 std::span<Parameter* const> parameters, std::span<ModuleBuffer* const> buffers,
+                 const TrainingState& state, const CheckpointExtra& extra = {},
+                 const SaveOptions& options = {});
+CheckpointInfo load_stages(const std::filesystem::path& directory, const DeviceMesh& stages,
+                           std::span<Parameter* const> parameters, std::span<ModuleBuffer* const> buffers,
+                           const TrainingState& state);
+
 /// Call gather_full_state() and set_full_state() of weft/checkpoint/full_state.hpp for a model and `state`,
 /// with the names that a checkpoint would have. If the model is on a device, this rank's parts are copied to
 /// the host first. After set_full_state() weights are made again from the masters.

@@ -259,6 +259,11 @@ void check_together(const Flags& flags) {
     throw CLI::ValidationError("--hash-file", "needs --hash-every, which says in which steps");
   if (flags.values_of.empty() != flags.values_file.empty())
     throw CLI::ValidationError("--values-of", "goes with --values-file");
+  if (flags.config.pp > 1 && flags.async_save)
+    throw CLI::ValidationError("--async-save", "a pipeline saves while the training waits; expected --pp 1");
+  if (flags.config.pp > 1 && (flags.hash_every > 0 || !flags.values_of.empty()))
+    throw CLI::ValidationError(flags.hash_every > 0 ? "--hash-every" : "--values-of",
+                               "no rank has the tensors of all stages; expected --pp 1");
   if (flags.async_save && flags.save.empty())
     throw CLI::ValidationError("--async-save", "needs --save, the folder for checkpoints");
 }
@@ -275,9 +280,16 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
     return file->take(added->multi_option_policy(CLI::MultiOptionPolicy::TakeLast), &value);
   };
   add_train_flags(*sub, flags->config, *file);
-  option("--dp", flags->config.dp, "Data-parallel ranks; -1: what tp leaves");
+  option("--dp", flags->config.dp, "Data-parallel ranks; -1: what tp and pp leave");
   option("--tp", flags->config.tp, "Tensor-parallel ranks");
   option("--ep", flags->config.ep, "Ranks that share the experts, each with sequences of its own");
+  option("--pp", flags->config.pp, "Ranks of a pipeline, each with its own stages of the model");
+  option("--pipeline", flags->config.pipeline,
+         "Its schedule: gpipe, 1f1b, interleaved or zero-bubble, or a file with one "
+         "(docs/pipeline_parallel.md)");
+  option("--stages-per-rank", flags->config.stages_per_rank, "With interleaved; 0: 2");
+  option("--micro-batches", flags->config.micro_batches,
+         "Into so many each data rank cuts its sequences of a step");
   option("--data", flags->config.data,
          "What data ranks do with the parameters: ddp, each has all; fsdp, divided; hsdp, divided in "
          "--replicate copies")

@@ -38,6 +38,10 @@ BuildOptions build_options(const TrainConfig& config) {
   options.ac.every = config.ac_every;
   options.tensor.sequence_parallel = config.sequence_parallel;
   options.tensor.vocab = config.vocab == "shard" ? VocabSplit::shard : VocabSplit::whole;
+  if (config.pp > 1) {
+    options.pipeline_axis = "pp";
+    options.pipeline = config.pipeline_form();
+  }
   if (config.float8 != "none") options.float8 = float8_recipe_from_name(config.float8);
   if (config.exact) options.float8_options.scales = Float8Scales::whole;
   if (config.has_experts()) options.expert_axis = "ep";
@@ -210,14 +214,61 @@ ParallelModel built_of(const TrainConfig& config, const DeviceMesh& mesh, Comput
 
 }  // namespace
 
+PipelineForm TrainConfig::pipeline_form() const {
+  PipelineForm form;
+  if (pipeline.find_first_of("./") != std::string::npos) {
+    form.schedule = read_pipeline_schedule(pipeline);
+    return form;
+  }
+  form.kind = pipeline_kind(pipeline);
+  form.stages_per_rank = stages_per_rank != 0                     ? stages_per_rank
+                         : form.kind == PipelineKind::interleaved ? 2
+                                                                  : 1;
+  return form;
+}
+
+namespace {
+
+// Throws, before any rank is started, for what a pipeline does not support, and sizes that do not fit.
+void expect_pipeline(const TrainConfig& c) {
+  const auto refuse = [&](const char* what) {
+    bad_training(fmt::format("pp is {} with {}; a pipeline does not support that", c.pp, what));
+  };
+  if (c.has_experts()) refuse("experts");
+  if (c.data != "ddp") refuse("--data fsdp or hsdp");
+  if (c.float8 != "none") refuse("--float8");
+  if (c.sequence_parallel) refuse("--sequence-parallel");
+  if (c.exact) refuse("--exact");
+  if (c.model.tied) refuse("tied embeddings");
+  if (!c.groups.empty()) refuse("--groups");
+  const PipelineForm form = c.pipeline_form();
+  const PipelineSchedule s =
+      form.schedule ? *form.schedule
+                    : make_pipeline_schedule(form.kind, c.pp, c.micro_batches, form.stages_per_rank);
+  if (!s.trains()) bad_training(fmt::format("pipeline \"{}\" has no backward passes", c.pipeline));
+  if (s.ranks != c.pp || s.micro_batches != c.micro_batches)
+    bad_training(
+        fmt::format("pipeline \"{}\" is for {} ranks and {} micro-batches; pp is {} and "
+                    "micro-batches {}",
+                    c.pipeline, s.ranks, s.micro_batches, c.pp, c.micro_batches));
+  // token_embedding, norm and output_head beside the layers
+  if (s.stages() > c.model.layers + 3)
+    bad_training(fmt::format("{} stages; the model has {} modules to cut (layers + 3)", s.stages(),
+                             c.model.layers + 3));
+}
+
+}  // namespace
+
 MeshShape TrainConfig::check(int ranks) const {
   if (tp < 1) bad_training(fmt::format("tp is {}; expected 1 or more", tp));
+  if (pp < 1) bad_training(fmt::format("pp is {}; expected 1 or more", pp));
   if (dp != -1 && dp < 1) bad_training(fmt::format("dp is {}; expected 1 or more", dp));
   if (ep < 1 || (ep > 1 && !has_experts()))
     bad_training(fmt::format("ep is {}; expected 1{}", ep,
                              has_experts() ? " or more" : ", since the model has no experts"));
-  MeshShape mesh = has_experts() ? MeshShape{{"dp", dp}, {"ep", ep}, {"tp", tp}}.fit(ranks)
-                                 : MeshShape{{"dp", dp}, {"tp", tp}}.fit(ranks);
+  MeshShape mesh = pp > 1          ? MeshShape{{"pp", pp}, {"dp", dp}, {"tp", tp}}.fit(ranks)
+                   : has_experts() ? MeshShape{{"dp", dp}, {"ep", ep}, {"tp", tp}}.fit(ranks)
+                                   : MeshShape{{"dp", dp}, {"tp", tp}}.fit(ranks);
   const int of_dp = mesh.size("dp"), data_ranks = of_dp * ep;
   if (data != "ddp" && data != "fsdp" && data != "hsdp")
     bad_training(fmt::format("data is \"{}\"; expected ddp, fsdp or hsdp", data));
@@ -258,9 +309,22 @@ MeshShape TrainConfig::check(int ranks) const {
   if (global_batch < data_ranks)
     bad_training(fmt::format("batch is {}; expected at least one sequence for each of {}={}", global_batch,
                              ep > 1 ? "dp x ep" : "dp", data_ranks));
+  if (micro_batches < 1) bad_training(fmt::format("micro-batches is {}; expected 1 or more", micro_batches));
+  if (micro_batches > 1 && (global_batch % data_ranks != 0 || global_batch / data_ranks < micro_batches))
+    bad_training(
+        fmt::format("micro-batches is {}; expected as many sequences for each of dp={}, and one or "
+                    "more for each micro-batch; batch is {}",
+                    micro_batches, data_ranks, global_batch));
+  if (micro_batches > 1 && exact) {
+    if (global_batch % micro_batches != 0)
+      bad_training(fmt::format("exact: micro-batches is {}; expected a divisor of batch, {}", micro_batches,
+                               global_batch));
+    expect_exact_parts("micro-batch: sequences", global_batch / micro_batches, data_ranks);
+  }
   if (float8 != "none") float8_recipe_from_name(float8);
   if (exact) expect_exact_config(*this, data_ranks);
   if (has_experts()) expect_experts(*this);
+  if (pp > 1) expect_pipeline(*this);
   if (sequence < 1) bad_training(fmt::format("seq is {}; expected 1 or more", sequence));
   if (sequence > model.max_seq)
     bad_training(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
@@ -307,14 +371,22 @@ StepResult Training::step(const See& see) {
       tokens.push_back(text_[static_cast<std::size_t>(start + k)]);
       labels.push_back(text_[static_cast<std::size_t>(start + k + 1)]);
     }
-  const TokenBatch batch{tokens.data(), labels.data(), static_cast<std::int64_t>(starts.size()),
-                         config_.sequence, config_.global_batch};
+  // Micro-batches: parts of this rank's sequences, the first ones larger.
+  std::vector<TokenBatch> batches;
+  const auto rows = static_cast<std::int64_t>(starts.size());
+  for (std::int64_t m = 0, first = 0; m < config_.micro_batches; ++m) {
+    const std::int64_t count = rows / config_.micro_batches + (m < rows % config_.micro_batches ? 1 : 0);
+    batches.push_back({tokens.data() + first * config_.sequence, labels.data() + first * config_.sequence,
+                       count, config_.sequence,
+                       config_.micro_batches == 1 ? config_.global_batch : count * parts_.data.size()});
+    first += count;
+  }
   const double lr = schedule_.at(step);
   if (!see) {
-    const Trainer::Result result = trainer_.step({&batch, 1}, lr);
+    const Trainer::Result result = trainer_.step(batches, lr);
     return {.step = result.step, .loss = result.loss, .grad_norm = result.grad_norm, .lr = lr};
   }
-  trainer_.backward({&batch, 1});
+  trainer_.backward(batches);
   const std::vector<Parameter*> parameters = parts_.parameters();
   for (auto p = parameters.rbegin(); p != parameters.rend(); ++p)
     if ((*p)->has_gradient()) see("gradient", (*p)->path(), (*p)->gradient());  // a frozen one has none
@@ -387,7 +459,7 @@ std::vector<LayerBalance> Training::balance() const { return expert_balance(*par
 
 std::int64_t Training::parameter_count() const {
   std::int64_t n = 0;
-  for (const Parameter* p : parts_.parameters()) n += p->global_shape().count();
+  for (const Parameter* p : parts_.model->parameters()) n += p->global_shape().count();
   return n;
 }
 

@@ -51,9 +51,13 @@ struct TrainConfig {
   std::string freeze;          ///< a FreezeSchedule as text
   double ema = 0;              ///< the decay of averages of the parameters, with warm-up; 0: none. See Ema
   std::uint64_t seed = 1;
-  int dp = -1;  ///< -1: the ranks divided by tp
+  int dp = -1;  ///< -1: the ranks divided by tp and pp
   int tp = 1;
-  int ep = 1;  ///< the ranks that share the experts; they have different sequences
+  int ep = 1;                     ///< the ranks that share the experts; they have different sequences
+  int pp = 1;                     ///< the ranks of a pipeline; 1: the model is no pipeline
+  std::string pipeline = "1f1b";  ///< the name of a PipelineKind, or the file of a schedule
+  int stages_per_rank = 0;        ///< 0: 2 with interleaved, else 1
+  int micro_batches = 1;          ///< into which each data rank cuts its sequences of a step
   /// How data ranks hold the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in `replicate`
   /// copies).
   std::string data = "ddp";
@@ -70,6 +74,9 @@ struct TrainConfig {
 
   /// The learning rate. Throws bad_argument for a name that is none.
   Schedule rates() const;
+  /// How a model with pp above 1 is a pipeline. Throws bad_argument for a name that is none, and the errors
+  /// of read_pipeline_schedule().
+  PipelineForm pipeline_form() const;
   /// Sets members that have no value yet: kv_heads to heads, ffn_hidden to usual_ffn_hidden(dim), max_seq to
   /// the sequence, floor_lr to a tenth of peak_lr.
   void fill_in();

@@ -1,0 +1,361 @@
+// The Trainer on a pipeline: bits, norm, evaluation and checkpoints do not depend on the number of stages.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <map>
+#include <random>
+
+#include "support/errors.hpp"
+#include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/models/trainer.hpp"
+
+namespace weft::models_pipeline_test {
+namespace {
+
+using test::error_text;
+using test::Rank;
+using test::Ranks;
+using ::testing::HasSubstr;
+
+constexpr std::int64_t kSequence = 6, kVocab = 12;
+
+TransformerConfig config() {
+  return {.dim = 16, .layers = 4, .heads = 4, .kv_heads = 2, .ffn_hidden = 24, .vocab = kVocab, .max_seq = 8};
+}
+
+// Micro-batches of 4 rows over all data ranks, and a last one of 2; the same on every mesh.
+class Data {
+ public:
+  Data(const ParallelModel& model, std::int64_t step, int micro_batches) {
+    std::mt19937 random(static_cast<unsigned>(step + 1));
+    const int data = model.data.size(), mine = model.data.rank();
+    for (int m = 0; m < micro_batches; ++m) {
+      const std::int64_t global = m > 0 && m + 1 == micro_batches ? 2 : 4, rows = global / data;
+      std::vector<std::int64_t> numbers;
+      for (std::int64_t i = 0; i < 2 * global * kSequence; ++i)
+        numbers.push_back(static_cast<std::int64_t>(random() % kVocab));
+      const auto begin = numbers.begin() + mine * rows * kSequence;
+      tokens_.emplace_back(begin, begin + rows * kSequence);
+      labels_.emplace_back(begin + global * kSequence, begin + (global + rows) * kSequence);
+      labels_.back()[0] = CrossEntropy::kIgnore;
+      rows_.push_back(rows);
+    }
+  }
+  std::vector<TokenBatch> batches() const {
+    std::vector<TokenBatch> all;
+    for (std::size_t m = 0; m < rows_.size(); ++m)
+      all.push_back({tokens_[m].data(), labels_[m].data(), rows_[m], kSequence});
+    return all;
+  }
+
+ private:
+  std::vector<std::vector<std::int64_t>> tokens_, labels_;
+  std::vector<std::int64_t> rows_;
+};
+
+using Bits = std::map<std::string, std::vector<float>>;
+struct Outcome {
+  std::vector<double> losses, norms, evaluations;
+  Bits gradients, parameters;  // of this rank
+};
+
+// A mesh pp x dp x tp, and the schedule; without a kind the model is no pipeline, and pp is 1.
+struct Form {
+  int pp = 1, dp = 1, tp = 1;
+  std::optional<PipelineKind> kind = {};
+  int ranks() const { return pp * dp * tp; }
+};
+
+struct TrainingRun {
+  TrainingRun(Rank& rank, const Form& form, const Trainer::Options& options,
+              const TransformerConfig& of = config())
+      : group(rank.group().split(rank.rank < form.ranks() ? 0 : 1)),
+        compute(rank.context),
+        mesh(group, {{"pp", form.pp}, {"dp", form.dp}, {"tp", form.tp}}) {
+    BuildOptions build{.seed = 3};
+    if (form.kind) {
+      build.pipeline_axis = "pp";
+      build.pipeline.kind = *form.kind;
+      if (*form.kind == PipelineKind::interleaved) build.pipeline.stages_per_rank = form.pp > 2 ? 2 : 3;
+    }
+    model.emplace(build_parallel_model(of, mesh, compute, build));
+    trainer.emplace(*model, compute, options);
+  }
+  Outcome steps(int micro_batches, int count = 2) {
+    Outcome o;
+    for (int step = 0; step < count; ++step) {
+      const Data data(*model, trainer->steps(), micro_batches);
+      o.losses.push_back(trainer->backward(data.batches()).loss);
+      o.gradients.clear();
+      for (const Gradient& g : trainer->gradients()) {
+        const auto* const at = reinterpret_cast<const float*>(g.data.data);
+        o.gradients[std::string(g.name)].assign(at, at + g.data.count());
+      }
+      o.norms.push_back(trainer->update(0.1).grad_norm);
+    }
+    o.evaluations.push_back(trainer->evaluate(Data(*model, 99, 3).batches()).loss);
+    for (const Parameter* p : model->parameters())
+      o.parameters[p->path()].assign(p->master().f32().begin(), p->master().f32().end());
+    return o;
+  }
+
+  ProcessGroup group;
+  Compute compute;
+  DeviceMesh mesh;
+  std::optional<ParallelModel> model;
+  std::optional<Trainer> trainer;
+};
+
+Trainer::Options sgd(double max_norm) {
+  return {.optimizer = SGD::Options{.momentum = 0.5}, .max_norm = max_norm, .seed = 4};
+}
+
+// The tensors of this rank are those of the rank with the same coordinates on the other axes of a mesh
+// without stages. `references`: by rank of that mesh.
+void expect_same(const Outcome& got, const std::vector<Outcome>& references, const TrainingRun& run) {
+  const auto tp = run.mesh.coordinate("tp"), dp = run.mesh.coordinate("dp");
+  const Outcome& reference = references[static_cast<std::size_t>(dp * run.mesh.size("tp") + tp)];
+  EXPECT_EQ(got.losses, reference.losses);
+  EXPECT_EQ(got.norms, reference.norms);
+  EXPECT_EQ(got.evaluations, reference.evaluations);
+  for (const auto& [name, bits] : got.gradients) EXPECT_EQ(bits, reference.gradients.at(name)) << name;
+  for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, reference.parameters.at(name)) << name;
+}
+
+std::vector<Outcome> outcomes(const Form& form, double max_norm, int micro_batches) {
+  std::vector<Outcome> all(static_cast<std::size_t>(form.ranks()));
+  test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+    all[static_cast<std::size_t>(rank.rank)] = TrainingRun(rank, form, sgd(max_norm)).steps(micro_batches);
+  });
+  return all;
+}
+
+// Norm and clip included: the pipeline of one stage is the reference.
+TEST(ModelsPipeline, EveryMeshHasTheBitsOfOneStage) {
+  for (const auto& [dp, tp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}})
+    for (const int micro_batches : {1, 3}) {
+      const std::vector<Outcome> one = outcomes({1, dp, tp, PipelineKind::one_f_one_b}, 0.5, micro_batches);
+      for (const int pp : {2, 3, 4})
+        for (const PipelineKind kind : {PipelineKind::gpipe, PipelineKind::one_f_one_b,
+                                        PipelineKind::interleaved, PipelineKind::zero_bubble}) {
+          const Form form{pp, dp, tp, kind};
+          if (form.ranks() > 8 || (kind == PipelineKind::interleaved && pp == 4)) continue;
+          SCOPED_TRACE(
+              fmt::format("{} x {} x {}, {}, {} micro-batches", pp, dp, tp, name(kind), micro_batches));
+          test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+            TrainingRun run(rank, form, sgd(0.5));
+            expect_same(run.steps(micro_batches), one, run);
+          });
+        }
+    }
+}
+
+// Without clip a model that is no pipeline has the same bits; its norm is summed in another way.
+TEST(ModelsPipeline, HasTheBitsOfATrainerWithoutAPipeline) {
+  for (const auto& [dp, tp] : {std::pair{1, 1}, {2, 2}}) {
+    std::vector<Outcome> plain = outcomes({1, dp, tp}, 0, 3);
+    const Form form{2, dp, tp, PipelineKind::zero_bubble};
+    test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+      TrainingRun run(rank, form, sgd(0));
+      Outcome got = run.steps(3);
+      for (std::size_t i = 0; i < got.norms.size(); ++i)
+        EXPECT_NEAR(got.norms[i], plain[0].norms[i], 1e-6 * plain[0].norms[i]);
+      std::vector<Outcome> references = plain;
+      for (Outcome& o : references) o.norms = got.norms;
+      expect_same(got, references, run);
+    });
+  }
+}
+
+// --- checkpoints ---
+
+// Saved on the pipeline after two steps, and loaded on other meshes, which then go on with the same bits:
+// other numbers of stages, and no pipeline at all; also the other way round.
+TEST(ModelsPipeline, CheckpointsAreThoseOfAnyMesh) {
+  const test::TemporaryFolder folder;
+  const auto adamw = [] {
+    return Trainer::Options{.max_norm = 0, .seed = 4, .ema = Ema::Options{.decay = 0.9}};
+  };
+  const Form four{4, 1, 1, PipelineKind::zero_bubble}, plain{1, 1, 1};
+  Outcome after;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    TrainingRun run(rank, plain, adamw());
+    run.steps(3);
+    run.trainer->save(folder / "plain");
+    after = run.steps(3);
+  });
+  const auto expect_after = [&](Outcome got) {
+    EXPECT_EQ(got.losses, after.losses);
+    EXPECT_EQ(got.evaluations, after.evaluations);
+    for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, after.parameters.at(name)) << name;
+  };
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    TrainingRun run(rank, four, adamw());
+    run.steps(3);
+    run.trainer->save(folder / "four", {{"note", "four stages"}});
+    expect_after(run.steps(3));
+  });
+  for (const char* saved : {"plain", "four"})
+    for (const Form& form : {plain, four, Form{1, 1, 1, PipelineKind::gpipe},
+                             Form{2, 1, 1, PipelineKind::gpipe}, Form{3, 1, 1, PipelineKind::interleaved}}) {
+      SCOPED_TRACE(fmt::format("{}, loaded on {} stages", saved, form.pp));
+      test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+        TrainingRun run(rank, form, adamw());
+        const CheckpointInfo info = run.trainer->load(folder / saved);
+        EXPECT_EQ(info.step, 2);
+        EXPECT_EQ(info.extra.count("note"), saved == std::string("four") ? 1u : 0u);
+        EXPECT_EQ(run.trainer->steps(), 2);
+        expect_after(run.steps(3));
+      });
+    }
+}
+
+// Stages that are cut over tensor ranks, and copied over data ranks.
+TEST(ModelsPipeline, CheckpointsOfCutStagesLoadOnOtherMeshes) {
+  const test::TemporaryFolder folder;
+  const Form saved{2, 2, 2, PipelineKind::one_f_one_b};
+  std::map<std::string, std::vector<float>> wholes;
+  test::run_ranks(Ranks::threads, saved.ranks(), [&](Rank& rank) {
+    TrainingRun run(rank, saved, {.seed = 4});
+    run.steps(3);
+    run.trainer->save(folder / "run");
+  });
+  for (const Form& form : {Form{1, 1, 1}, Form{1, 2, 2}, Form{4, 1, 2, PipelineKind::gpipe}, saved})
+    test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+      TrainingRun run(rank, form, {.seed = 4});
+      run.trainer->load(folder / "run");
+      for (const Parameter* p : run.model->parameters()) {
+        const Tensor whole = form.ranks() == 1 ? p->master() : full(p->master());
+        const std::vector<float> values(whole.f32().begin(), whole.f32().end());
+        if (form.ranks() == 1)
+          wholes[p->path()] = values;
+        else
+          EXPECT_EQ(values, wholes.at(p->path())) << p->path();
+      }
+    });
+}
+
+// --- faults ---
+
+TEST(ModelsPipeline, NormsThatAreNotFiniteAreDecidedByAllStages) {
+  for (const NonFinite non_finite : {NonFinite::skip, NonFinite::error})
+    test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
+      Trainer::Options options = sgd(0.5);
+      options.non_finite = non_finite;
+      TrainingRun run(rank, {3, 1, 1, PipelineKind::one_f_one_b}, options);
+      const Data data(*run.model, 0, 3);
+      run.trainer->backward(data.batches());
+      if (rank.rank == 1) {
+        const Gradient g = run.trainer->gradients()[0];
+        reinterpret_cast<float*>(g.data.data)[0] = std::numeric_limits<float>::infinity();
+      }
+      std::vector<float> before, after;
+      const auto values = [&] {
+        std::vector<float> all;
+        for (const Parameter* p : run.model->parameters())
+          all.insert(all.end(), p->master().f32().begin(), p->master().f32().end());
+        return all;
+      };
+      before = values();
+      if (non_finite == NonFinite::skip) {
+        EXPECT_TRUE(run.trainer->update(0.1).skipped);
+      } else {
+        const Error e = test::error_of([&] { run.trainer->update(0.1); });
+        EXPECT_EQ(std::string(e.what()), "pipeline_grad_norm: gradients are not finite on rank 1");
+        EXPECT_THAT(e.ranks(), ::testing::ElementsAre(1));
+      }
+      EXPECT_EQ(values(), before);
+    });
+}
+
+TEST(ModelsPipeline, DifferentBatchesAndRatesAreRefusedByAll) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    TrainingRun run(rank, {2, 1, 1, PipelineKind::gpipe}, sgd(0.5));
+    const Data data(*run.model, rank.rank, 2), same(*run.model, 0, 2);
+    EXPECT_EQ(
+        error_text([&] { run.trainer->step(data.batches(), 0.1); }),
+        "bad_argument: trainer: the ranks of pp=2 were given different batches; expected the same, as they "
+        "share the work on each");
+    EXPECT_THAT(error_text([&] { run.trainer->step(same.batches(), rank.rank == 0 ? 0.1 : 0.2); }),
+                HasSubstr("trainer: the learning rate is 0."));
+    run.trainer->step(same.batches(), 0.1);
+  });
+}
+
+TEST(ModelsPipeline, UnsupportedOptionsAreNamed) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), {{"pp", 2}, {"dp", 1}, {"tp", 1}, {"y", 1}});
+    const auto text = [&](const std::function<void(BuildOptions&, TransformerConfig&)>& change) {
+      BuildOptions options{.seed = 3};
+      options.pipeline_axis = "pp";
+      TransformerConfig of = config();
+      change(options, of);
+      return error_text([&] { build_parallel_model(of, mesh, compute, options); });
+    };
+    const std::string with = "bad_argument: build_parallel_model: pipeline_axis: a pipeline with ";
+    EXPECT_EQ(text([](auto& o, auto&) { o.data = DataForm::fsdp; }),
+              with + "DataForm::fsdp is not supported");
+    EXPECT_EQ(text([](auto& o, auto&) { o.float8 = Float8Recipe::rowwise; }),
+              with + "float8 is not supported");
+    EXPECT_EQ(text([](auto& o, auto&) { o.domain_axes = {"y"}; }), with + "domain_axes is not supported");
+    EXPECT_EQ(text([](auto& o, auto&) { o.expert_axis = "y"; }), with + "expert_axis is not supported");
+    EXPECT_EQ(text([](auto& o, auto&) { o.tensor.sequence_parallel = true; }),
+              with + "sequence_parallel is not supported");
+    EXPECT_EQ(text([](auto& o, auto&) { o.exact = Exact::yes; }), with + "exact mode is not supported");
+    EXPECT_THAT(text([](auto&, auto& of) { of.tied = true; }), HasSubstr("share the weight"));
+    EXPECT_EQ(
+        text([](auto& o, auto&) { o.data_axis = "pp"; }),
+        "bad_argument: build_parallel_model: pipeline_axis: \"pp\" is a data or tensor axis of pp=2 x dp=1 x "
+        "tp=1 x y=1; expected another");
+    EXPECT_EQ(
+        text([](auto& o, auto&) { o.pipeline.schedule = make_pipeline_schedule(PipelineKind::gpipe, 3, 2); }),
+        "bad_argument: build_parallel_model: pipeline_axis: schedule \"gpipe\" is for 3 ranks; pp=2");
+    EXPECT_EQ(text([](auto& o, auto&) { o.pipeline.stages_per_rank = 2; }),
+              "bad_argument: schedule \"1f1b\": 2 stages a rank; expected 1");
+    Recipe recipe = transformer_recipe(config());
+    recipe.pipeline.clear();
+    BuildOptions options;
+    options.pipeline_axis = "pp";
+    EXPECT_EQ(
+        error_text([&] { build_parallel_model(recipe, mesh, compute, options); }),
+        "bad_argument: build_parallel_model: pipeline_axis: recipe \"transformer\" has no pipeline or no "
+        "border; expected both");
+  });
+}
+
+// A schedule of one's own, with the stages on the ranks in another order; and activation checkpointing.
+TEST(ModelsPipeline, TakesAScheduleOfOnesOwn) {
+  const std::vector<Outcome> one = outcomes({1, 1, 1, PipelineKind::one_f_one_b}, 0.5, 2);
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), {{"pp", 2}, {"dp", 1}, {"tp", 1}});
+    PipelineSchedule s = make_pipeline_schedule(PipelineKind::zero_bubble, 2, 2);
+    std::swap(s.actions[0], s.actions[1]);
+    std::swap(s.memory[0], s.memory[1]);
+    s.rank_of_stage = {1, 0};
+    BuildOptions options{.seed = 3};
+    options.pipeline_axis = "pp";
+    options.pipeline.schedule = s;
+    options.ac.mode = AcMode::full;
+    ParallelModel model = build_parallel_model(config(), mesh, compute, options);
+    Trainer trainer(model, compute, sgd(0.5));
+    for (int step = 0; step < 2; ++step) {
+      const Trainer::Result r = trainer.step(Data(model, step, 2).batches(), 0.1);
+      EXPECT_EQ(r.loss, one[0].losses[static_cast<std::size_t>(step)]);
+      EXPECT_EQ(r.grad_norm, one[0].norms[static_cast<std::size_t>(step)]);
+    }
+    EXPECT_EQ(trainer.evaluate(Data(model, 99, 3).batches()).loss, one[0].evaluations[0]);
+    EXPECT_EQ(model.is_own("token_embedding.embedding.weight"), rank.rank == 1);
+    const Data three(model, 5, 3);
+    EXPECT_THAT(error_text([&] { trainer.step(three.batches(), 0.1); }),
+                HasSubstr("pipeline: 3 micro-batches; schedule \"zero-bubble\" is for 2"));
+  });
+}
+
+}  // namespace
+}  // namespace weft::models_pipeline_test
