@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
-"""Step time and peak memory of the model of `weft train` in float8, beside torchao's emulation.
+"""Processor time of a step, and peak memory, of the demo's model in float8, beside torchao's emulation.
 
-    torchao_float8.py [--weft build/release/bin/weft] [--threads 1] [--steps 30] [--repeat 3]
+    torchao_float8.py [--weft build/release/bin/weft] [--threads 1] [--steps 10] [--repeat 3]
 
 Both train the demo's transformer (4 blocks, width 128, 16 sequences of 128 bytes) on one rank. torch: f32
 parameters and AdamW; autocast to bf16 in all rows except the first; float8 by torchao with `emulate=True`,
 which a CPU needs. weft: f32 masters, `--weights bf16` in all rows except the first. The output head stays as
-it is in both. Each run is a process of its own. A step's time: the difference of two runs of N and 4 N steps,
-divided by 3 N, so that starts do not count; the smallest of --repeat pairs. Peak memory: the largest resident
-set of the longer run, and of a process that imports torch alone. Prints the rows of a Markdown table.
+it is in both. Each run is a process of its own. A step's processor time: torch's smallest of --steps; of weft
+the difference of the smallest of --repeat runs of 2 and of 8 times as many steps, so that its start does not
+count. Peak memory: the largest resident set, and for comparison that of a process that imports torch and
+torchao alone. Prints the rows of a Markdown table.
 """
 import argparse
 import os
 import subprocess
 import sys
+import time
 
 ROWS = ("f32", "bf16", "tensorwise", "rowwise", "rowwise_gw_hp")
 DIM, LAYERS, HEADS, HIDDEN, VOCAB, BATCH, SEQ = 128, 4, 4, 352, 256, 16, 128
@@ -62,7 +64,9 @@ def train_torch(row, steps, threads):
     optimizer = torch.optim.AdamW(parameters, lr=2e-3, weight_decay=0.1)
     with open("/usr/share/common-licenses/GPL-3", "rb") as text:
         data = torch.frombuffer(bytearray(text.read()), dtype=torch.uint8).long()
-    for step in range(steps):
+    times = []
+    for _ in range(steps):
+        began = time.process_time()
         first = torch.randint(len(data) - SEQ - 1, (BATCH,))
         window = torch.stack([data[i : i + SEQ + 1] for i in first.tolist()])
         with torch.autocast("cpu", torch.bfloat16, enabled=row != "f32"):
@@ -72,36 +76,37 @@ def train_torch(row, steps, threads):
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         optimizer.zero_grad()
-    print(f"loss {loss.item():.3f}")
+        times.append(time.process_time() - began)
+    print(f"loss {loss.item():.3f}, the fastest step in ms {min(times) * 1000:.1f}")
 
 
 def measured(command, environment):
-    """Its seconds, and its largest resident set in MiB."""
-    import time
-
-    began = time.monotonic()
+    """Its processor time in seconds, its largest resident set in MiB, and what it printed."""
     child = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     text = child.stdout.read().decode()
     _, status, usage = os.wait4(child.pid, 0)
     if status != 0:
         sys.exit(f"{' '.join(command)}:\n{text}")
-    return time.monotonic() - began, usage.ru_maxrss / 1024
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, text
 
 
-def of_steps(command_for, steps, repeat, environment):
-    best, peak = float("inf"), 0.0
-    for _ in range(repeat):
-        short, _ = measured(command_for(steps), environment)
-        long, peak = measured(command_for(4 * steps), environment)
-        best = min(best, (long - short) / (3 * steps))
-    return best * 1000, peak
+def of_weft(command_for, steps, repeat, environment):
+    """Milliseconds of a step and MiB: long runs less short ones, so that the start does not count."""
+    short = [measured(command_for(steps), environment) for _ in range(repeat)]
+    long = [measured(command_for(4 * steps), environment) for _ in range(repeat)]
+    return (min(long)[0] - min(short)[0]) / (3 * steps) * 1000, max(run[1] for run in long)
+
+
+def of_torch(command, repeat, environment):
+    runs = [measured(command, environment) for _ in range(repeat)]
+    return min(float(run[2].split()[-1]) for run in runs), max(run[1] for run in runs)
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--weft", default="build/release/bin/weft")
     p.add_argument("--threads", type=int, default=1)
-    p.add_argument("--steps", type=int, default=30)
+    p.add_argument("--steps", type=int, default=10)
     p.add_argument("--repeat", type=int, default=3)
     p.add_argument("--torch-row", choices=ROWS, help=argparse.SUPPRESS)
     o = p.parse_args()
@@ -118,10 +123,9 @@ def main():
             return [o.weft, "train", "--ranks", "1", "--threads", str(o.threads), "--steps", str(steps),
                     "--weights", weights, *float8]  # fmt: skip
 
-        def torch(steps):
-            return [sys.executable, __file__, "--torch-row", row, "--steps", str(steps), "--threads", str(o.threads)]
-
-        ours, theirs = (of_steps(c, o.steps, o.repeat, environment) for c in (weft, torch))
+        torch = [sys.executable, __file__, "--torch-row", row, "--steps", str(o.steps), "--threads", str(o.threads)]
+        ours = of_weft(weft, 2 * o.steps, o.repeat, environment)
+        theirs = of_torch(torch, o.repeat, environment)
         print(f"| {row} | {ours[0]:.1f} | {ours[1]:.0f} | {theirs[0]:.1f} | {theirs[1]:.0f} |", flush=True)
 
 
