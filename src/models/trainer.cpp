@@ -203,6 +203,13 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   const auto isa = static_cast<std::int64_t>(cpu_isa());
   settings.push_back({"the instruction set of an exact step (WEFT_CPU_ISA chooses one)",
                       model_->exact == Exact::yes ? 1 + isa : 0});
+  Fnv1a rows;
+  const std::vector<Parameter*> parameters = model_->model->parameters();
+  const bool narrow = std::any_of(parameters.begin(), parameters.end(),
+                                  [](const Parameter* p) { return p->dtype() == DType::bf16; });
+  for (const Batch& batch : to) rows.add(static_cast<std::uint64_t>(batch.global_rows));
+  settings.push_back({"BuildOptions::dtype", narrow ? 1 : 0});
+  settings.push_back({"global_rows of the batches", static_cast<std::int64_t>(rows.value), !own});
   // Represents a number that this rank does not know.
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   Numbers mine{fault, content, ~content, rate, ~rate};
@@ -277,8 +284,10 @@ bool groups_are_sound() noexcept {
 // failure wait for the others. Those ranks learn that this rank has no gradients, and this rank throws the
 // error that ended the passes. A sharded model has ended its passes itself; what it kept between forward and
 // backward is dropped.
-void end_step(ParallelModel& model) noexcept {
+// `reduced`: the error is the reducer's, which has ended its step then.
+void end_step(ParallelModel& model, bool reduced) noexcept {
   if (model.sharded) return model.sharded->discard();
+  if (reduced) return;
   // The stages' group has failed, and not that of the data ranks, who may wait in finish().
   if (model.data.size() > 1 && !model.stages && !groups_are_sound()) return;
   try {
@@ -344,6 +353,7 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
   if (model_->exact == Exact::yes && all.size() > 1 && !WEFT_MUTANT("exact_micro_batches_unreduced"))
     earlier.emplace(optimizer_->parameters(), *compute_);
   std::vector<double> of_batches;
+  bool reduces = false;  // an error is the reducer's
   try {
     if (model_->stages) {
       const NoSync off = model_->no_sync();
@@ -366,11 +376,13 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
       const GradientsMayBeInfinite here(skips ? model_->float8.get() : nullptr);
       model_->model->backward(dy, frame);
       if (!earlier || i + 1 == all.size()) continue;
+      reduces = true;
       model_->finish();
+      reduces = false;
       earlier->take();
     }
   } catch (...) {
-    end_step(*model_);
+    end_step(*model_, reduces);
     throw;
   }
   model_->finish();

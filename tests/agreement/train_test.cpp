@@ -312,6 +312,16 @@ Rows trainers() {
                 [](BuildOptions& o) { o.float8_options.scales = Float8Scales::whole; }),
       of_float8("BuildOptions::float8_options.not_finite",
                 [](BuildOptions& o) { o.float8_options.not_finite = Float8NotFinite::propagate; }),
+      of_float8("BuildOptions::dtype", [](BuildOptions& o) { o.dtype = DType::bf16; }),
+      {"Trainer::step", "global_rows of the batches", where, ErrorCode::bad_argument,
+       "trainer: global_rows of the batches is not the same on all ranks of dp=2 x tp=1; expected the same",
+       [](Rank& r) {
+         Trained t(r, {{"dp", 2}, {"tp", 1}}, {});
+         const std::vector<std::int64_t> tokens{0, 1, 2, 3};
+         TokenBatch b = Trained::batch(tokens);
+         b.global_rows = r.rank == 1 ? 3 : 2;  // the second rank has one row of both
+         t.trainer.step({&b, 1}, 0.01);
+       }},
       {"Trainer::step", "lr", where, ErrorCode::bad_argument,
        "trainer: the learning rate is 0.…, and 0.01 to 0.02 on the ranks of dp=2 x tp=1; expected the same "
        "on all",

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <utility>
 
 #include "support/masked_backend.hpp"
 #include "support/run_ranks.hpp"
@@ -355,6 +356,36 @@ TEST(Exact, RefusesATransportWithAnOrderOfItsOwn) {
               "canonical order, such as shm");
   };
   test::run_ranks(Ranks::threads, 2, body, masked);
+}
+
+// An error of one data rank in a micro-batch before the last: all ranks throw, and the next step is as on one
+// rank.
+TEST(Exact, GoesOnAfterAnErrorInAnEarlierMicroBatch) {
+  const auto losses = [](const MeshShape& shape, bool fails) {
+    double loss = 0;
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      Compute compute(rank.context);
+      const DeviceMesh mesh(rank.group(), shape);
+      ParallelModel model = build_parallel_model(small(), mesh, compute, {.seed = 3, .exact = Exact::yes});
+      Trainer trainer(model, compute, {});
+      bool throws = fails && rank.rank == 1;
+      const HookHandle hook = model.model->get("layers.1.mlp")
+                                  .add_hook(Module::HookPoint::pre_forward, [&](Module&, Tensors&, Frame&) {
+                                    if (std::exchange(throws, false))
+                                      throw Error(ErrorCode::bad_argument, "mine");
+                                  });
+      const std::int64_t here = kRows / model.data.size();
+      const Rows one(0, here * model.data.rank(), here, kRows), two(1, here * model.data.rank(), here, kRows);
+      const TokenBatch both[] = {one.batch, two.batch};
+      if (fails) {
+        EXPECT_NE(std::string(error_of([&] { trainer.step(both, 0.01); }).what()), "no error was thrown");
+      }
+      const double found = trainer.step(both, 0.01).loss;
+      if (rank.rank == 0) loss = found;
+    });
+    return loss;
+  };
+  EXPECT_EQ(losses({{"dp", 2}, {"tp", 1}}, true), losses({{"dp", 1}, {"tp", 1}}, false));
 }
 
 TEST(Exact, BatchOfTwelve) { expect_same_bits({on(1, 1), on(2, 1), on(4, 1), on(2, 2)}, 12); }

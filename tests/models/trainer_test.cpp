@@ -253,6 +253,10 @@ TEST(Trainer, WhatDoesNotFitIsNamedOnAllRanks) {
               "trainer: no label of the step counts (all are -100)");
     EXPECT_STREQ(error_of([&] { trainer.step(std::vector<TokenBatch>{}, 0.01); }).what(),
                  "trainer: no batch is given; expected 1 or more");
+    // Data ranks that mean batches of different sizes. The first data rank has 2 rows of 3 or of 4.
+    EXPECT_EQ(
+        text([&](Rows& r) { r.batch.global_rows = rank.rank < 2 ? 3 : kRows; }),
+        "trainer: global_rows of the batches is not the same on all ranks of dp=2 x tp=2; expected the same");
     Rows second(0, built.first(), built.rows());
     second.tokens[1] = -7;
     const Rows first(0, built.first(), built.rows());
