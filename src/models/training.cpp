@@ -8,7 +8,6 @@
 #include <exception>
 #include <limits>
 #include <string>
-#include <vector>
 
 #include "base/hash.hpp"
 #include "models/agreement.hpp"
@@ -181,10 +180,12 @@ class Run {
   // Along the axes on which ranks may hold the same elements; the stages of a pipeline have others each.
   void compare_replicas() {
     const ParallelModel& model = trainer_.model();
-    std::vector<DeviceMesh> axes = model.axes_of_equal_rows();
-    axes.push_back(model.data);
-    for (const DeviceMesh& along : axes)
-      if (along.size() > 1) check_replicas(model.parameters(), along, &trainer_.compute());
+    const auto compare = [&](const DeviceMesh& axes) {
+      if (axes.size() > 1) check_replicas(model.parameters(), axes, &trainer_.compute());
+    };
+    compare(model.data);
+    compare(model.tensor);
+    if (model.domain) compare(model.domain.axes());
   }
 
   void save() {
