@@ -2,6 +2,7 @@
 // happens once, and keeps the bytes that are predicted.
 #include "weft/train/activation_checkpointing.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -154,6 +155,61 @@ TEST(ActivationCheckpointing, OfATransformerHasTheBitsOfNone) {
         EXPECT_EQ(train(rank, c.shape, c.tied, options), none) << name(policy.mode);
       }
     });
+}
+
+TEST(ActivationCheckpointing, FiftyStepsOfATransformerHaveTheBitsOfNone) {
+  const MeshShape shape{{"dp", 2}, {"tp", 2}};
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const DataForm form : {DataForm::ddp, DataForm::fsdp})
+      test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+        BuildOptions options{.data = form, .seed = 3, .dtype = dtype, .activations = dtype};
+        options.tensor = {.sequence_parallel = true, .vocab = VocabSplit::shard};
+        const Trained none = train(rank, shape, false, options, 50);
+        EXPECT_LT(none.losses.back(), none.losses.front()) << "it learns";
+        options.ac = full({"layers.*"});
+        EXPECT_EQ(train(rank, shape, false, options, 50), none) << name(dtype);
+      });
+}
+
+// Maps cut in space, heads cut over tp, samples over dp, and dropout: the same after 50 steps.
+TEST(ActivationCheckpointing, FiftyStepsOnMapsHaveTheBitsOfNone) {
+  const Recipe stage = weather_recipe({.dim = 8,
+                                       .depth = 2,
+                                       .head_dim = 4,
+                                       .local_window = 2,
+                                       .global_window = 2,
+                                       .mult = 2,
+                                       .dropout = 0.2,
+                                       .init_std = 0.2,
+                                       .attention_dropout = 0.1});
+  const auto fifty = [&](Rank& rank, const MeshShape& shape, const BuildOptions& options) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), shape);
+    ParallelModel built = build_parallel_model(stage, mesh, compute, options);
+    Trainer trainer(built, compute, {.seed = 7});
+    Trained run;
+    for (int step = 0; step < 50; ++step) {
+      const Chunk part = chunk_of(2, built.data.size(), built.data.rank());
+      const Tensor x = random(rank.context, {part.size, 8, 4, 4}, fmt::format("{} {}", step, part.offset));
+      const Batch batch{.inputs = {x}, .targets = {x}, .global_rows = 2};
+      run.losses.push_back(trainer.step({&batch, 1}, 0.01).loss);
+    }
+    for (const Parameter* p : built.parameters())
+      run.weights.emplace_back(p->master().f32().begin(), p->master().f32().end());
+    return run;
+  };
+  for (const MeshShape& shape :
+       {MeshShape{{"dp", 2}, {"tp", 1}, {"h", 2}}, MeshShape{{"dp", 1}, {"tp", 2}, {"h", 2}}})
+    for (const DataForm form : {DataForm::ddp, DataForm::fsdp})
+      test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+        BuildOptions options{.data = form, .domain_axes = {"h"}, .seed = 3};
+        const Trained none = fifty(rank, shape, options);
+        EXPECT_LT(none.losses.back(), none.losses.front()) << "it learns";
+        options.ac = full({"layers.*"});
+        EXPECT_EQ(fifty(rank, shape, options), none) << to_string(shape);
+        options.ac = selective();
+        EXPECT_EQ(fifty(rank, shape, options), none) << to_string(shape);
+      });
 }
 
 // --- maps, dropout and spectral norms ---
