@@ -1,9 +1,9 @@
 """Builds the wheel of the package: `pip install ./python`, `pip wheel ./python`, tools/wheel.sh. It is a
 PEP 517 backend that needs nothing but CMake.
 
-One wheel for every Python of the platform: the package is ctypes over libweft, and has one module for all
-CPythons from 3.11 on. It carries the library, its plug-ins, the launcher and the libraries that these need
-beyond those of the system (libfmt, libgloo; an MPI stays the host's)."""
+One wheel for every Python of the platform: the package is ctypes over libweft and libweft_train, and has one
+module for all CPythons from 3.11 on. It carries the libraries, plug-ins, the launcher and the libraries that
+these need beyond those of the system (libfmt, libgloo; an MPI stays the host's)."""
 import base64
 import hashlib
 import os
@@ -56,11 +56,13 @@ def stage(prefix, package):
     """The installed files that the package carries: lib, lib/weft (plug-ins), bin/weft."""
     (package / "lib/weft").mkdir(parents=True)
     (package / "bin").mkdir()
-    soname = next((prefix / "lib").glob("libweft.so.*.*.*")).resolve()
-    short = re.search(r"SONAME\s+(\S+)", subprocess.run(["objdump", "-p", str(soname)], capture_output=True, text=True, check=True).stdout)[1]
-    shutil.copy(soname, package / "lib" / short)
+    carried = {}
+    for name in ("libweft", "libweft_train"):
+        library = next((prefix / "lib").glob(f"{name}.so.*.*.*")).resolve()
+        short = re.search(r"SONAME\s+(\S+)", subprocess.run(["objdump", "-p", str(library)], capture_output=True, text=True, check=True).stdout)[1]
+        shutil.copy(library, package / "lib" / short)
+        needed(library, carried)
     shutil.copy(prefix / "bin/weft", package / "bin/weft")
-    carried = needed(soname, {})
     for plugin in sorted((prefix / "lib/weft").glob("*.so")):
         shutil.copy(plugin, package / "lib/weft" / plugin.name)
         if "mpi" not in plugin.name:

@@ -3,8 +3,8 @@
 lists of exports, the test of bad arguments and bindings.
 
     c_api.py --json                        functions, structs and constants, for a binding
-    c_api.py --check                       compares docs/c_api_table.md, src/*.exports and python/weft/_api.py with the headers
-    c_api.py --write                       writes docs/c_api_table.md and python/weft/_api.py, and the functions into src/*.exports
+    c_api.py --check                       compares docs/c_api_table.md, src/*.exports and python/weft/_*api.py with the headers
+    c_api.py --write                       writes docs/c_api_table.md and python/weft/_*api.py, and the functions into src/*.exports
     c_api.py --bad-arguments LIBRARY FILE  writes a C program that gives every function of LIBRARY (weft, weft_train) every kind of bad argument;
                                            tests/capi/bad_arguments.h says what is good
     c_api.py --calls LIBRARY FILE          writes the calls of every function of LIBRARY that the fuzz target tests/fuzz/capi makes
@@ -309,8 +309,9 @@ def check():
     if operations is not None:
         lines += unlisted(operations, names)
     python = python_api()
-    if not python.FILE.exists() or python.FILE.read_text(encoding="utf-8") != python.text():
-        lines.append(f"{python.FILE.relative_to(ROOT)} is not what the headers say: {COMMAND}")
+    for library, file in python.FILES.items():
+        if not file.exists() or file.read_text(encoding="utf-8") != python.text(library):
+            lines.append(f"{file.relative_to(ROOT)} is not what the headers say: {COMMAND}")
     missing = sum(not is_known(name, known_names(api)) for called, _ in names.values() for name in called)
     print("\n".join(lines) or f"{len(api['functions'])} functions in C, {len(names)} lines of names, {missing} of them not there yet"
           + (" (without clang, operations of C++ are not looked for)" if operations is None else ""))
@@ -322,7 +323,8 @@ def write():
     import exported_symbols
     api = read_headers()
     TABLE.write_text(table(api, read_names(NAMES.read_text(encoding="utf-8")), tests_of(api)), encoding="utf-8")
-    python_api().FILE.write_text(python_api().text(), encoding="utf-8")
+    for library, file in python_api().FILES.items():
+        file.write_text(python_api().text(library), encoding="utf-8")
     for library in LIBRARIES:
         path = exported_symbols.list_of(library)
         parts = exported_symbols.read_list(path.read_text(encoding="utf-8"))

@@ -1,13 +1,13 @@
-"""The functions, structs and constants of weft.h in the form for Python's ctypes: python/weft/_api.py.
-tools/c_api.py --write writes that file and --check compares it with the headers; this module makes its
-text."""
+"""The functions, structs and constants of weft.h and weft_train.h in the form for Python's ctypes:
+python/weft/_api.py and _train_api.py. tools/c_api.py --write writes these files and --check compares them
+with the headers; this module makes their text."""
 import pathlib
 import re
 
 import c_api
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FILE = ROOT / "python/weft/_api.py"
+FILES = {"weft": ROOT / "python/weft/_api.py", "weft_train": ROOT / "python/weft/_train_api.py"}
 
 PLAIN = {"bool": "c_bool", "char": "c_char", "double": "c_double", "float": "c_float", "int32_t": "c_int32", "int64_t": "c_int64", "size_t": "c_size_t",
          "uint8_t": "c_uint8", "uint16_t": "c_uint16", "uint32_t": "c_uint32", "uint64_t": "c_uint64", "void": "None"}
@@ -65,16 +65,20 @@ def initial(text):
             return [value(i) for i in c_api.split_list(item[1:-1])]
         if item == '""':
             return None
-        return LIMITS[item] if item in LIMITS else int(item) if re.fullmatch(r"-?\d+", item) else item
+        if item in LIMITS:
+            return LIMITS[item]
+        if match := re.fullmatch(r"([\d.]+) / ([\d.]+)", item):
+            return float(match[1]) / float(match[2])
+        return int(item) if re.fullmatch(r"-?\d+", item) else float(item) if re.fullmatch(r"-?\d[\d.]*(e-?\d+)?", item) else item
     return [value(i) for i in items]
 
 
-def read(root=ROOT):
-    """The declarations of the headers of libweft: c_api's lists, macros that are numbers, initialisers,
+def read(library, root=ROOT):
+    """The declarations of the headers of a library: c_api's lists, macros that are numbers, initialisers,
     and signatures of callbacks."""
     api = {"functions": [], "structs": [], "constants": {}, "types": {}, "macros": {}, "initials": {}, "callbacks": {}}
-    for path in sorted((root / "include/weft" / c_api.LIBRARIES["weft"]).glob("*.h")):
-        functions, structs, constants, types, _ = c_api.read_header(path, "weft", root)
+    for path in sorted((root / "include/weft" / c_api.LIBRARIES[library]).glob("*.h")):
+        functions, structs, constants, types, _ = c_api.read_header(path, library, root)
         api["functions"] += functions
         api["structs"] += structs
         api["constants"].update(constants)
@@ -115,14 +119,20 @@ headers by `tools/c_api.py --write`; the test house/c_api compares it with them.
 from ctypes import (CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint8, c_uint16, c_uint32,
                     c_uint64, c_void_p, sizeof)
 '''
+HEAD_OF_TRAIN = '''"""weft_train.h for ctypes, as weft/_api.py has weft.h. Made from the headers by `tools/c_api.py --write`; the
+test house/c_api compares it with them."""
+from ctypes import {ctypes}
+
+from ._api import {shared}
+'''
 TAIL = '''
 
-def make(kind):
-    """A struct as its initialiser in weft.h makes it."""
+def make(kind, initial=None):
+    """A struct as its initialiser in weft.h makes it; initial: the INITIAL of another header."""
     made = kind()
     if hasattr(made, "struct_size"):
         made.struct_size = sizeof(kind)
-    for name, value in INITIAL.get(kind, {}).items():
+    for name, value in (INITIAL if initial is None else initial).get(kind, {}).items():
         *path, last = name.split(".")
         inner = made
         for step in path:
@@ -152,26 +162,35 @@ def class_of(struct, types):
     return head + wrapped("    _fields_ = [", fields, "]")
 
 
-def text(root=ROOT):
-    """All of python/weft/_api.py."""
-    api = read(root)
-    types = Types(api, api["callbacks"])
+def text(library="weft", root=ROOT):
+    """All of one of FILES. _train_api.py imports the structs of weft.h from _api.py."""
+    api = read(library, root)
+    known = read("weft", root)
+    types = Types({key: known[key] | api[key] if isinstance(api[key], dict) else known[key] + api[key] for key in api}, known["callbacks"] | api["callbacks"])
     numbers = {**api["macros"], **api["constants"]}
     structs = {s["name"]: s for s in api["structs"]}
-    lines = [HEAD] + [f"{name.removeprefix('WEFT_')} = {value}" for name, value in numbers.items()]
+    all_structs, all_numbers = {s["name"]: s for s in known["structs"]} | structs, known["macros"] | known["constants"] | numbers
+    lines = [f"{name.removeprefix('WEFT_')} = {value}" for name, value in numbers.items()]
     late = [name for name, signature in api["callbacks"].items() if any(struct in signature for struct in structs)]
     lines += [f"{name} = {types.function(signature)}" for name, signature in api["callbacks"].items() if name not in late]
     lines += [class_of(struct, types) for struct in ordered(api["structs"])] + ["\n"]
     lines += [f"{name} = {types.function(api['callbacks'][name])}" for name in late]
     lines += ["\n# The fields that the initialisers of weft.h set to something else than zero.\nINITIAL = {"]
     for name, values in api["initials"].items():
-        lines.append(f"    {name}: {changes(structs[name], values, structs, numbers)!r},".replace("'", '"'))
+        lines.append(f"    {name}: {changes(structs[name], values, all_structs, all_numbers)!r},".replace("'", '"'))
     lines += ["}\n\n# name: (result, parameters)\nFUNCTIONS = {"]
     for f in api["functions"]:
         result = "c_void_p" if f["name"] in BYTES else types.of(f["returns"])
         params = [types.of(p["type"]) for p in f["params"]]
         lines.append(wrapped(f'    "{f["name"]}": ({result}, (', params, ",)),") if params else f'    "{f["name"]}": ({result}, ()),')
-    return "\n".join(lines + ["}", TAIL.rstrip("\n")]) + "\n"
+    body = "\n".join(lines + ["}"])
+    if library == "weft":
+        return "\n".join([HEAD, body, TAIL.rstrip("\n")]) + "\n"
+    used = set(re.findall(r"\w+", body))
+    ctypes = ", ".join(sorted(w for w in used if w in ("CFUNCTYPE", "POINTER", "Structure") or w in {"c_char_p", "c_void_p", *PLAIN.values()} - {"None"}))
+    names = [s["name"] for s in known["structs"]] + [name.removeprefix("WEFT_") for name in known["macros"] | known["constants"]]
+    shared = ", ".join(sorted(used & set(names)))
+    return HEAD_OF_TRAIN.format(ctypes=ctypes, shared=shared) + "\n" + body + "\n"
 
 
 def ordered(structs):

@@ -638,12 +638,12 @@ FUNCTIONS = {
 }
 
 
-def make(kind):
-    """A struct as its initialiser in weft.h makes it."""
+def make(kind, initial=None):
+    """A struct as its initialiser in weft.h makes it; initial: the INITIAL of another header."""
     made = kind()
     if hasattr(made, "struct_size"):
         made.struct_size = sizeof(kind)
-    for name, value in INITIAL.get(kind, {}).items():
+    for name, value in (INITIAL if initial is None else initial).get(kind, {}).items():
         *path, last = name.split(".")
         inner = made
         for step in path:

@@ -25,14 +25,14 @@ def _load():
 
 
 class Library:
-    """The functions of weft.h as attributes, `weft_` left out, each with its types."""
+    """The functions of a header as attributes, `weft_` left out, each with its types."""
 
-    def __init__(self, dll):
-        for name, (result, params) in _api.FUNCTIONS.items():
+    def __init__(self, dll, functions):
+        for name, (result, params) in functions.items():
             try:
                 function = getattr(dll, name)
             except AttributeError:
-                dll.weft_version.restype = ctypes.c_char_p
+                dll.weft_version.restype = ctypes.c_char_p  # libweft_train finds that of libweft
                 raise ImportError(f"weft: {dll._name} is version {dll.weft_version().decode()} and has no {name}; expected the library that this package "
                                   f"was made for") from None
             function.restype = result
@@ -41,7 +41,7 @@ class Library:
 
 
 _dll = _load()
-lib = Library(_dll)
+lib = Library(_dll, _api.FUNCTIONS)
 # How long the end of the interpreter waits for functions of the program's that the library has called.
 LAST_CALLS_NS = 10 * 10**9
 

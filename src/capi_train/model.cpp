@@ -7,6 +7,7 @@
 #include "capi/values.hpp"
 #include "capi_train/model_handles.hpp"
 #include "weft/host/copy.hpp"
+#include "weft/models/from_json.hpp"
 #include "weft/models/generate.hpp"
 #include "weft/models/transformer_text.hpp"
 #include "weft/train/checkpoint.hpp"
@@ -182,18 +183,24 @@ weft_parameter described(const Parameter& p) {
   return d;
 }
 
-// Makes a model for weft_transformer_create, or for its variant with a text (null: none).
-weft_model* create(const char* function, const weft_mesh* mesh, weft_compute* compute, const char* text,
-                   const weft_transformer_options* options) {
+const weft_mesh& whole_mesh(const char* function, const weft_mesh* mesh) {
   const weft_mesh& over = capi::given(function, mesh, "mesh");
-  capi::compute_of(function, compute);
-  const weft_transformer_options o =
-      capi::read(function, options, weft_transformer_options WEFT_TRANSFORMER_OPTIONS_INIT,
-                 kTransformerOptionsFirstBytes, "WEFT_TRANSFORMER_OPTIONS_INIT");
   if (!over.mesh.is_root())
     capi::refuse(ErrorCode::bad_argument, function,
                  fmt::format("mesh is {}, a part of {}; expected a whole mesh",
                              weft::to_string(over.mesh.shape()), weft::to_string(over.mesh.root().shape())));
+  return over;
+}
+
+// Makes a model for weft_transformer_create, or for its variant with a text (null: none).
+weft_model* create(const char* function, const weft_mesh* mesh, weft_compute* compute, const char* text,
+                   const weft_transformer_options* options) {
+  capi::given(function, mesh, "mesh");
+  capi::compute_of(function, compute);
+  const weft_transformer_options o =
+      capi::read(function, options, weft_transformer_options WEFT_TRANSFORMER_OPTIONS_INIT,
+                 kTransformerOptionsFirstBytes, "WEFT_TRANSFORMER_OPTIONS_INIT");
+  const weft_mesh& over = whole_mesh(function, mesh);
   weft::TransformerConfig config = config_of(o);
   if (text != nullptr) config = weft::transformer_from_text(text, "text", config);
   return new weft_model{std::make_shared<capi::ModelState>(compute->state, over.owner, over.mesh, config,
@@ -243,6 +250,19 @@ weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_comput
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft_model*& to = capi::given(function, model, "model");
     to = create(function, mesh, compute, &capi::given(function, text, "text"), options);
+  });
+}
+
+weft_status weft_model_create(const weft_mesh* mesh, weft_compute* compute, const char* recipe,
+                              const char* options, weft_model** model, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft_mesh& over = whole_mesh(function, mesh);
+    capi::compute_of(function, compute);
+    const weft::Recipe of = weft::recipe_from_json(capi::text_of(function, recipe, "recipe"));
+    weft_model*& to = capi::given(function, model, "model");
+    const weft::BuildOptions build =
+        options == nullptr ? weft::BuildOptions{} : weft::build_options_from_json(options);
+    to = new weft_model{std::make_shared<capi::ModelState>(compute->state, over.owner, over.mesh, of, build)};
   });
 }
 
@@ -355,6 +375,9 @@ weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, 
     std::optional<weft::Error> fault;  // reported to the other ranks of the tensor axis, which would wait
     try {
       of = capi::batch_of(capi::given(function, batch, "batch"));
+      if (!m.parts.tokens)
+        capi::refuse(ErrorCode::bad_argument, function,
+                     "the model has no vocabulary; expected a model of tokens");
       weft::Shape expected{of.rows, of.sequence, m.parts.tokens->vocab};
       if (!fits(expected)) expected = {0};  // compute_logits() says what is wrong with them
       to = capi::elements(function, logits, "logits", expected, "the scores", compute);

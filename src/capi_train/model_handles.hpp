@@ -11,11 +11,12 @@
 namespace weft::capi {
 
 struct ModelState {
+  /// `what`: a Recipe or a TransformerConfig.
   ModelState(std::shared_ptr<ComputeState> compute_in, MeshOwner owner_in, const DeviceMesh& mesh,
-             const TransformerConfig& config, const BuildOptions& options)
+             const auto& what, const BuildOptions& options)
       : compute(std::move(compute_in)),
         owner(std::move(owner_in)),
-        parts(build_parallel_model(config, mesh, compute->compute, options)),
+        parts(build_parallel_model(what, mesh, compute->compute, options)),
         parameters(parts.parameters()) {}
   std::shared_ptr<ComputeState> compute;
   MeshOwner owner;

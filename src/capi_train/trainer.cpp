@@ -1,8 +1,10 @@
 // Training in C. Comments in weft/c_train/trainer.h say which functions are collective or block.
 #include <cstddef>
+#include <cstring>
 #include <optional>
 
 #include "capi_train/model_handles.hpp"
+#include "weft/models/from_json.hpp"
 #include "weft/nn/schedule.hpp"
 
 using weft::ErrorCode;
@@ -16,6 +18,9 @@ static_assert(offsetof(weft_trainer_options, loss_scale) == kTrainerOptionsFirst
 static_assert(sizeof(weft_trainer_options) == 152);
 static_assert(offsetof(weft_step_result, loss_scale) == kStepResultFirstBytes);
 static_assert(sizeof(weft_step_result) == 48);
+constexpr std::size_t kEvaluationFirstBytes = 32;
+static_assert(sizeof(weft_evaluation) == kEvaluationFirstBytes);
+static_assert(sizeof(weft_batch) == 32);  // has no struct_size: it stays as it is
 constexpr std::size_t kScheduleFirstBytes = 56;
 static_assert(sizeof(weft_schedule) == kScheduleFirstBytes);
 static_assert(static_cast<int>(weft::ScheduleForm::none) == WEFT_SCHEDULE_NONE &&
@@ -89,6 +94,31 @@ std::vector<weft::TokenBatch> batches_of(const char* function, const weft_token_
   return all;
 }
 
+weft::Tensors tensors_of(const char* function, weft::Context& context, const weft_tensor* tensors,
+                         int32_t count, const char* which) {
+  weft::Tensors all;
+  for (const weft::MutableNamedView& v : capi::tensors_of(function, tensors, count, which)) {
+    if (v.data.device != weft::Device{})
+      capi::refuse(ErrorCode::bad_argument, function,
+                   fmt::format("{}[{}] is on {}; expected memory of the host", which, all.size(),
+                               weft::to_string(v.data.device)));
+    weft::Tensor& t = all.emplace_back(context, v.data.shape, v.data.dtype);
+    if (t.bytes() != 0) std::memcpy(t.data(), v.data.data, static_cast<std::size_t>(t.bytes()));
+  }
+  return all;
+}
+
+std::vector<weft::Batch> batches_of(const char* function, const weft_trainer& trainer,
+                                    const weft_batch* batches, int32_t count) {
+  weft::Context& context = trainer.model->compute->context->context;
+  std::vector<weft::Batch> all;
+  for (const weft_batch& b : capi::list_of(function, batches, count, "batches", "batch_count"))
+    all.push_back({.inputs = tensors_of(function, context, b.inputs, b.input_count, "inputs"),
+                   .targets = tensors_of(function, context, b.targets, b.target_count, "targets"),
+                   .global_rows = b.global_rows});
+  return all;
+}
+
 // Checked before any other work: the caller may have passed none.
 void expect_result(const char* function, const weft_step_result* result) {
   if (result != nullptr)
@@ -135,6 +165,17 @@ weft_status weft_trainer_create(weft_model* model, const weft_trainer_options* o
   });
 }
 
+weft_status weft_trainer_create_from_json(weft_model* model, const char* options, weft_trainer** trainer,
+                                          weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    capi::ModelState& m = capi::model_of(function, model);
+    weft_trainer*& to = capi::given(function, trainer, "trainer");
+    const Trainer::Options o =
+        options == nullptr ? Trainer::Options{} : weft::trainer_options_from_json(options);
+    to = new weft_trainer{model->state, std::make_unique<Trainer>(m.parts, m.compute->compute, o)};
+  });
+}
+
 void weft_trainer_destroy(weft_trainer* trainer) { capi::destroy(__func__, trainer, "trainer"); }
 
 weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
@@ -144,6 +185,32 @@ weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* bat
     const std::vector<weft::TokenBatch> all = batches_of(function, batches, batch_count);
     expect_result(function, result);
     tell(function, result, t.step(all, rate));
+  });
+}
+
+weft_status weft_trainer_step_batches(weft_trainer* trainer, const weft_batch* batches, int32_t batch_count,
+                                      double rate, weft_step_result* result, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    Trainer& t = trainer_of(function, trainer);
+    const std::vector<weft::Batch> all = batches_of(function, *trainer, batches, batch_count);
+    expect_result(function, result);
+    tell(function, result, t.step(all, rate));
+  });
+}
+
+weft_status weft_trainer_evaluate(weft_trainer* trainer, const weft_batch* batches, int32_t batch_count,
+                                  weft_evaluation* evaluation, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    Trainer& t = trainer_of(function, trainer);
+    const std::vector<weft::Batch> all = batches_of(function, *trainer, batches, batch_count);
+    weft_evaluation& to = capi::given(function, evaluation, "evaluation");
+    capi::expect_initialised(function, to, kEvaluationFirstBytes, "evaluation", "WEFT_EVALUATION_INIT");
+    const Trainer::Evaluation of = t.evaluate(all);
+    weft_evaluation r = WEFT_EVALUATION_INIT;
+    r.tokens = of.tokens;
+    r.loss = of.loss;
+    r.perplexity = of.perplexity;
+    capi::answer(function, to, r, kEvaluationFirstBytes, "evaluation", "WEFT_EVALUATION_INIT");
   });
 }
 

@@ -300,6 +300,15 @@ static weft_loss_scaler* good_weft_loss_scaler;
 #define null_weft_loss_scaler_unscale_compute 1
 static const weft_token_batch token_batch = {NULL, NULL, 0, 1, 0}, *const good_weft_token_batch =
                                                                        &token_batch;
+static const weft_batch batch = {NULL, 0, 0, NULL, 0}, *const good_weft_batch = &batch;
+static weft_evaluation evaluation = WEFT_EVALUATION_INIT, *const good_weft_evaluation = &evaluation;
+#define good_recipe "{\"model\": {\"layer\": \"ReLU\"}, \"loss\": \"mean_squared_error\"}"
+#define good_weft_model_create_options NULL
+#define null_weft_model_create_options 1
+#define good_weft_trainer_create_from_json_options NULL
+#define null_weft_trainer_create_from_json_options 1
+#define null_weft_trainer_step_batches_result 1
+#define good_weft_trainer_step_batches_rate 0.1
 static const int64_t one_token[] = {0};
 static const weft_tokens a_prompt = {one_token, 1}, *const good_weft_tokens = &a_prompt;
 static int64_t new_tokens[128];

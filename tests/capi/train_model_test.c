@@ -1254,6 +1254,81 @@ static void wrong_on_one_rank(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
+/* A model of a recipe as JSON trains with the bits of the model of options, and evaluates. */
+static void from_json(rank_args* a) {
+  const char* const recipe =
+      "{\"transformer\": {\"dim\": 16, \"layers\": 2, \"heads\": 4, \"kv_heads\": 4, \"ffn_hidden\": 24, "
+      "\"vocab\": 32, \"max_seq\": 8, \"init_std\": 0.1}}";
+  const weft_transformer_options all = small();
+  const parts p = make(a, &all);
+  const weft_mesh_axis axes[] = {{"dp", run.dp}, {"tp", run.tp}};
+  weft_group* group = join(a, "again", 0);
+  weft_mesh* mesh = NULL;
+  weft_compute* compute = NULL;
+  weft_model *model = NULL, *none = NULL;
+  weft_trainer *trainer = NULL, *no_trainer = NULL, *const expected = trainer_of(&p);
+  char options[80], of_trainer[80];
+  OK(weft_mesh_create(group, axes, 2, &mesh, &error));
+  OK(weft_compute_create(a->context, NULL, &compute, &error));
+  snprintf(options, sizeof options, "{\"seed\": %d, \"data\": \"fsdp\", \"ac\": \"full\"}", TRAIN_SEED);
+  snprintf(of_trainer, sizeof of_trainer, "{\"optimizer\": {\"name\": \"adamw\"}, \"max_norm\": %.17g}",
+           (double)TRAIN_MAX_NORM);
+  OK(weft_model_create(mesh, compute, recipe, options, &model, &error));
+  OK(weft_trainer_create_from_json(model, of_trainer, &trainer, &error));
+  for (int i = 0; i < TRAIN_STEPS; ++i) {
+    int64_t tokens[TRAIN_ROWS * TRAIN_SEQUENCE], labels[TRAIN_ROWS * TRAIN_SEQUENCE];
+    const int64_t extents[] = {p.rows, TRAIN_SEQUENCE};
+    const int64_t count = (int64_t)p.rows * TRAIN_SEQUENCE;
+    const weft_tensor input = {"tokens", {tokens, count, WEFT_I64, WEFT_CPU}, NULL, extents, 2};
+    const weft_tensor target = {"labels", {labels, count, WEFT_I64, WEFT_CPU}, NULL, extents, 2};
+    const weft_batch batch = {&input, 1, 1, &target, 0};
+    weft_step_result result = WEFT_STEP_RESULT_INIT;
+    weft_evaluation evaluation = WEFT_EVALUATION_INIT;
+    train_batch(i, p.first, p.rows, tokens, labels);
+    OK(weft_trainer_evaluate(trainer, &batch, 1, &evaluation, &error));
+    OK(weft_trainer_step_batches(trainer, &batch, 1, TRAIN_RATE, &result, &error));
+    CHECK(result.loss == step(expected, &p, i) && result.step == i);
+    CHECK(fabs(evaluation.loss - result.loss) < 1e-6 && evaluation.tokens == result.tokens);
+    CHECK(fabs(evaluation.perplexity - exp(evaluation.loss)) < 1e-6);
+    if (i == 0 && run.dp * run.tp == 1) {
+      const weft_batch empty = {NULL, 0, 0, NULL, 0}, missing = {NULL, 1, 0, NULL, 0};
+      REFUSED(weft_trainer_step_batches(trainer, &empty, 1, TRAIN_RATE, NULL, &error),
+              "trainer: inputs is empty; expected 1 tensor or more");
+      REFUSED(weft_trainer_step_batches(trainer, &missing, 1, TRAIN_RATE, NULL, &error),
+              "weft_trainer_step_batches: inputs is NULL");
+    }
+  }
+  REFUSED(weft_model_create(mesh, compute, "{\"transformer\": {\"dims\": 16}}", NULL, &none, &error),
+          "recipe: transformer has no \"dims\" (a transformer); is dim meant?");
+  REFUSED(weft_model_create(mesh, compute, recipe, "{\"sed\": 1}", &none, &error),
+          "options: it has no \"sed\" (build options); is seed meant?");
+  REFUSED(weft_trainer_create_from_json(model, "{\"optimiser\": 1}", &no_trainer, &error),
+          "options: it has no \"optimiser\" (options of a trainer); is optimizer meant?");
+  CHECK(none == NULL && no_trainer == NULL);
+  weft_trainer_destroy(expected);
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(model);
+  weft_model_destroy(p.model);
+  /* of layers, without a vocabulary */
+  OK(weft_model_create(mesh, compute, "{\"model\": {\"layer\": \"Linear\", \"in\": 2, \"out\": 3}}", NULL,
+                       &model, &error));
+  if (run.dp * run.tp == 1) {
+    float logits[3];
+    const weft_buffer to = {logits, 3, WEFT_F32, WEFT_CPU};
+    const weft_token_batch tokens = {NULL, NULL, 0, 1, 0};
+    weft_text* text = NULL;
+    REFUSED(weft_model_logits(model, &tokens, &to, &error),
+            "weft_model_logits: the model has no vocabulary; expected a model of tokens");
+    REFUSED(weft_model_text(model, &text, &error), "transformer_of: the model is no Transformer");
+    REFUSED(weft_trainer_create_from_json(model, NULL, &no_trainer, &error),
+            "trainer: the model has no loss; expected a Recipe with one");
+  }
+  weft_model_destroy(model);
+  weft_compute_destroy(compute);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(group);
+}
+
 static void on_mesh(int dp, int tp, void (*body)(rank_args*)) {
   run.dp = dp;
   run.tp = tp;
@@ -1278,6 +1353,8 @@ int main(void) {
   on_mesh(1, 2, generate_of_wrong_ranks);
   on_mesh(1, 1, from_text);
   on_mesh(1, 2, from_text);
+  on_mesh(1, 1, from_json);
+  on_mesh(2, 2, from_json);
   on_mesh(1, 1, of_dlpack);
   on_mesh(1, 2, of_dlpack);
   on_mesh(1, 1, generates);

@@ -58,9 +58,15 @@ for backend in sys.argv[2:]:
         except ImportError as error:
             assert "numpy" in str(error)
         print(group.backend, "well", flush=True)
+import weft.nn
+import weft.train
+with weft.Context() as context, context.group(deadline=30) as group:
+    model = weft.train.build_parallel_model(weft.train.Recipe(weft.nn.Linear(2, 3)), weft.Mesh(group, dp=2, tp=1))
+    assert [p.shape for p in model.parameters] == [(3, 2)]
 # The libraries in the wheel were loaded from there, though this system may have them, too.
 import os
 mapped = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if ".so" in line}
+assert any("/libweft_train.so" in path for path in mapped), mapped
 carried = {name for folder, _, names in os.walk(sys.argv[1] + "/weft/lib") for name in names}
 strangers = [path for path in mapped if os.path.basename(path) in carried and not path.startswith(sys.argv[1])]
 assert not strangers and any(path.startswith(sys.argv[1]) for path in mapped), strangers
@@ -101,7 +107,7 @@ grep -q '^weft *= *weft.torch:register$' "$work"/site/weft-*.dist-info/entry_poi
 
 if "$python" -c 'import numpy, pytest' 2>/dev/null; then
   "${bare[@]}" "$python" -m pytest -q -p no:cacheprovider -c "$source_dir/python/pyproject.toml" --rootdir "$source_dir/python" \
-    "$source_dir"/python/tests/test_{arguments,arrays,checkpoints,collectives,command,fast,interrupts,lifetimes,meshes,shards,transports,windows,works}.py || fail "pytest over the installed package"
+    "$source_dir"/python/tests/test_{arguments,arrays,checkpoints,collectives,command,fast,interrupts,lifetimes,meshes,shards,train,transports,windows,works}.py || fail "pytest over the installed package"
 fi
 # torch finds the backend by the entry point: the program does not import weft.
 if torch=$("$source_dir/tools/torch_python.sh"); then

@@ -1,4 +1,5 @@
-/* Models over a mesh: a transformer by its configuration, its parameters, its outputs for tokens. */
+/* Models over a mesh: a transformer by its configuration, a model of any layers by its recipe, parameters,
+ * outputs for tokens. */
 #ifndef WEFT_C_TRAIN_MODEL_H
 #define WEFT_C_TRAIN_MODEL_H
 
@@ -104,6 +105,14 @@ weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute
 weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_compute* compute, const char* text,
                                               const weft_transformer_options* options, weft_model** model,
                                               weft_error* error);
+/* Builds the model of a recipe that the program describes: `recipe` is a JSON object with a name, a model as
+ * a tree of layers, a loss and blocks, or with the sizes of a transformer; docs/recipes.md has its keys and
+ * the layers. `options`, a JSON object or NULL, says how the mesh shares the model, as BuildOptions
+ * (weft/models/from_json.hpp). All ranks must give the same texts. No communication; no rank ever holds more
+ * than its part. Fails with WEFT_BAD_ARGUMENT for an unknown key, with the nearest known one: "recipe:
+ * model.embed has no "kernal" (Conv2d); is kernel meant?". */
+weft_status weft_model_create(const weft_mesh* mesh, weft_compute* compute, const char* recipe,
+                              const char* options, weft_model** model, weft_error* error);
 /* Gives the sizes of a model as a text for weft_transformer_create_from_text, with every key. Destroy it with
  * weft_text_destroy. */
 weft_status weft_model_text(const weft_model* model, weft_text** text, weft_error* error);
@@ -173,6 +182,17 @@ typedef struct weft_token_batch {
  * differ. */
 weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, const weft_buffer* logits,
                               weft_error* error);
+
+/* This rank's rows of a batch for a model of any recipe, row-major, on the host. Ranks that differ only in
+ * their coordinate on the tensor axis must give the same rows. Layouts of the tensors are not read; names are
+ * for errors. */
+typedef struct weft_batch {
+  const weft_tensor* inputs; /* of the model, in this order: (rows, ...) each */
+  int32_t input_count;
+  int32_t target_count;
+  const weft_tensor* targets; /* of the loss; may be NULL if target_count is 0 */
+  int64_t global_rows;        /* as in weft_token_batch */
+} weft_batch;
 
 /* Tokens that the program owns. */
 typedef struct weft_tokens {

@@ -88,6 +88,11 @@ typedef struct weft_trainer_options {
  * time may take steps. */
 weft_status weft_trainer_create(weft_model* model, const weft_trainer_options* options,
                                 weft_trainer** trainer, weft_error* error);
+/* Like weft_trainer_create, with options as a JSON object, as Trainer::Options (weft/models/from_json.hpp
+ * has the keys): {"optimizer": {"name": "adamw", "beta2": 0.99}, "max_norm": 1}. `options` may be NULL. Fails
+ * with WEFT_BAD_ARGUMENT for an unknown key, with the nearest known one. */
+weft_status weft_trainer_create_from_json(weft_model* model, const char* options, weft_trainer** trainer,
+                                          weft_error* error);
 void weft_trainer_destroy(weft_trainer* trainer);
 
 typedef struct weft_step_result {
@@ -112,6 +117,25 @@ typedef struct weft_step_result {
  * or may not have changed. */
 weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                               double rate, weft_step_result* result, weft_error* error);
+
+/* Like weft_trainer_step, for a model of any recipe. `result->tokens` is the number of elements over which
+ * the loss is a mean. */
+weft_status weft_trainer_step_batches(weft_trainer* trainer, const weft_batch* batches, int32_t batch_count,
+                                      double rate, weft_step_result* result, weft_error* error);
+
+typedef struct weft_evaluation {
+  uint32_t struct_size;
+  int64_t tokens;    /* the number of elements over which the loss is a mean, over all ranks */
+  double loss;       /* the mean of the model's loss over these elements */
+  double perplexity; /* e^loss */
+} weft_evaluation;
+#define WEFT_EVALUATION_INIT \
+  { sizeof(weft_evaluation), 0, 0, 0 }
+
+/* The loss of held-out batches: forward passes that keep nothing and draw no random numbers. Nothing of the
+ * training changes. Collective over the mesh; blocks. Fails like weft_trainer_step_batches. */
+weft_status weft_trainer_evaluate(weft_trainer* trainer, const weft_batch* batches, int32_t batch_count,
+                                  weft_evaluation* evaluation, weft_error* error);
 
 /* A step in two halves, so that a program sees, clips or replaces the gradients between them:
  *

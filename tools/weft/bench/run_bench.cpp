@@ -15,7 +15,6 @@
 #include "columns.hpp"
 #include "data.hpp"
 #include "domain.hpp"
-#include "experts.hpp"
 #include "layers.hpp"
 #include "other_load.hpp"
 #include "results.hpp"
@@ -56,7 +55,6 @@ const std::vector<Operation> kOperations = {
     {"data", "data_bench",
      "gradients in buckets, and a step with averaged gradients and sharded, also in torch"},
     {"domain", "domain_bench", "layers on maps and sequences that are cut over the ranks, ours alone"},
-    {"experts", "experts_bench", "tokens on their way to experts, and layers of experts, ours alone"},
 };
 
 std::vector<std::string> names_of_operations() {
@@ -428,7 +426,6 @@ int run_bench(Options o) {
     if (o.op == "layers") return bench_layers(o), 0;
     if (o.op == "data") return bench_data(o), 0;
     if (o.op == "domain") return bench_domain(o), 0;
-    if (o.op == "experts") return bench_experts(o), 0;
     if (o.op == "facade" || o.op == "overlap") return alone(o, o.op);
     return compare(o, o.op == "p2p" ? kMessages : o.op == "halo" ? kHalos : std::vector<std::string>{o.op});
   } catch (const Interrupted& i) {

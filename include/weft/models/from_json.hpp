@@ -1,0 +1,47 @@
+// Recipes and options as JSON text, for programs in other languages and for files. Values; any thread.
+#pragma once
+
+#include <string_view>
+
+#include "weft/models/build.hpp"
+#include "weft/models/recipe.hpp"
+#include "weft/models/trainer.hpp"
+
+namespace weft {
+
+/// The recipe that a text describes. It is an object with the keys
+///   name    for errors; "model" if it is missing
+///   model   a layer
+///   loss    "cross_entropy", "mean_squared_error" or "binary_cross_entropy"; none if it is missing
+///   blocks  a list of patterns, Recipe::blocks
+/// or {"transformer": {…}} or {"weather": {…}}, with the fields of TransformerConfig or WeatherStageConfig.
+///
+/// A layer is an object whose key "layer" has the name of a class of weft/nn; the other keys are the
+/// arguments of its constructor or the fields of its config, which may be missing if C++ has a default:
+///
+///     {"name": "classifier", "loss": "binary_cross_entropy", "blocks": ["stages.*"],
+///      "model": {"layer": "Sequential", "children": [
+///         ["embed", {"layer": "Conv2d", "in": 1, "out": 8, "kernel": 3, "padding": 1}],
+///         ["stages", {"layer": "Sequential", "children": [["0", {"layer": "Residual", "branch": …}]]}]]}}
+///
+/// An extent is a number or [height, width]. Initial values are a number, the standard deviation of a normal
+/// distribution, or {"constant": c}. docs/recipes.md lists the layers.
+///
+/// Throws bad_argument that names the place: `recipe: model.children.embed has no "kernal" (Conv2d); is
+/// kernel meant?`, and the errors of the layers' constructors, as `recipe: model.children.embed: …`.
+Recipe recipe_from_json(std::string_view text);
+
+/// BuildOptions from an object with the keys data_axis, tensor_axis, replicate_axis, domain_axes, data
+/// ("ddp", "fsdp"), reshard_after_forward (a bool, or a number of ranks), reduce, seed, dtype, activations,
+/// frozen, float8, ac ("none", "full", "selective"), ac_modules, ac_every, sequence_parallel, split_vocab,
+/// exact, compile_model. Throws bad_argument for another key, with the nearest known, and for a wrong value.
+BuildOptions build_options_from_json(std::string_view text);
+
+/// Trainer::Options from an object with the keys optimizer, groups, max_norm, non_finite ("error", "skip"),
+/// seed, loss_scale (the first scale), label_smoothing, z_loss, freeze (FreezeSchedule::from_text), ema (the
+/// decay), ema_warm_up. `optimizer` is a name ("adamw", "sgd", "lion", "schedule_free_adamw", "muon") or an
+/// object with the key "name" and the fields of its Options; a group is an object with the fields of
+/// ParameterGroup. Throws bad_argument for another key, with the nearest known, and for a wrong value.
+Trainer::Options trainer_options_from_json(std::string_view text);
+
+}  // namespace weft

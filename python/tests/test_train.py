@@ -1,0 +1,232 @@
+"""Models of layers over meshes: built, trained, saved, resumed on another mesh; errors name the place."""
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import weft
+from test_complete import run
+from test_examples import EXAMPLES
+
+try:
+    from weft import nn, train
+except ImportError as reason:
+    pytest.skip(f"libweft_train is not there: {reason}", allow_module_level=True)
+
+from weft import _train_api
+
+WITHOUT = {  # the layers of a framework of the program's own: docs/python_models.md says so
+    name for name in _train_api.FUNCTIONS if re.match(r"weft_(column|row|vocab|matrix|maps|float8|loss_scaler|mean_squared|binary_cross|convert|gather_output|conv|global_count)", name)}
+
+
+def test_every_function():
+    source = pathlib.Path(train.__file__).read_text(encoding="utf-8")
+    used = {f"weft_{name}" for name in re.findall(r"\blib\.(\w+)", source)}
+    other = {  # by the functions for any recipe; generation and logits are of tokens
+        "weft_transformer_create", "weft_transformer_create_from_text", "weft_model_text", "weft_trainer_create", "weft_trainer_step", "weft_trainer_backward",
+        "weft_trainer_gradients", "weft_trainer_update", "weft_trainer_discard", "weft_cosine_rate", "weft_model_logits", "weft_model_generate",
+        "weft_model_parameter_layout", "weft_model_parameter_dlpack", "weft_model_parameter_dlpack_versioned", "weft_model_set_parameter_from_dltensor",
+        "weft_compute_threads"}
+    assert set(_train_api.FUNCTIONS) - used - WITHOUT == other
+    assert used <= set(_train_api.FUNCTIONS)
+
+
+def test_weft_alone_is_light():
+    done = run("-c", "import sys, weft; print([m for m in sys.modules if m.startswith('weft.') and ('train' in m or m == 'weft.nn')], "
+                     "'libweft_train' in open('/proc/self/maps').read())")
+    assert done.stdout.strip() == "[] False", done.stdout + done.stderr
+
+
+def classifier(dropout=0.1):
+    stages = (nn.Residual(nn.ChannelFeedForward(8, 16, dropout=dropout, init=0.2, down_init=0.2)) for _ in range(2))
+    return train.Recipe(nn.Sequential(embed=nn.Conv2d(1, 8, kernel=3, padding=1, init=0.3), act=nn.GELU(), pool=nn.AdaptiveAvgPool2d(1),
+                                      stages=nn.Sequential(*stages), head=nn.Conv2d(8, 1, init=0.3)),
+                        loss="binary_cross_entropy", blocks=["stages.*"], name="classifier")
+
+
+def pictures(step, rows=6):
+    random = np.random.default_rng(step)
+    kinds = np.arange(rows, dtype=np.float32).reshape(-1, 1, 1, 1) % 2
+    i, j = np.indices((8, 8))
+    return (np.where(kinds == 1, j % 2, i % 2) + 0.3 * random.normal(size=(rows, 1, 8, 8))).astype(np.float32), kinds
+
+
+def steps_of(trainer, count, rows=6):
+    mine = trainer.model.rows(rows)
+    losses = []
+    for _ in range(count):
+        x, y = pictures(trainer.steps, rows)
+        losses.append(trainer.step(train.Batch(x[mine], y[mine], global_rows=rows), rate=0.02).loss)
+    return losses
+
+
+def test_trains_saves_and_resumes_on_other_ranks(ranks, tmp_path):
+    """dp 2 x tp 2, fsdp, activation checkpointing; resumed on three ranks: the losses of one rank."""
+    def one(group):
+        return steps_of(train.Trainer(train.build_parallel_model(classifier(), weft.Mesh(group, dp=1, tp=1), seed=3), seed=1), 16)
+
+    def four(group):
+        model = train.build_parallel_model(classifier(), weft.Mesh(group, dp=2, tp=2), data="fsdp", ac="full", seed=3)
+        with train.Trainer(model, optimizer={"name": "adamw"}, seed=1) as trainer:
+            losses = steps_of(trainer, 8)
+            trainer.save(tmp_path / "run")
+            assert trainer.steps == 8
+            return losses
+
+    def three(group):
+        model = train.build_parallel_model(classifier(), weft.Mesh(group, dp=3, tp=1), seed=4)
+        trainer = train.Trainer(model)
+        trainer.load(tmp_path / "run")
+        assert trainer.steps == 8 and model.load(str(tmp_path / "run")) == 8
+        return steps_of(trainer, 8)
+    whole = ranks(1, one)[0]
+    assert whole[-1] < 0.5 * whole[0]
+    for losses in ranks(4, four):
+        assert losses == pytest.approx(whole[:8], abs=1e-4)
+    for losses in ranks(3, three):
+        assert losses == pytest.approx(whole[8:], abs=1e-3)
+
+
+def test_transformer_by_recipe(ranks):
+    """A decoder trains on tokens; micro-batches, evaluation, averages and a schedule."""
+    def program(group):
+        recipe = train.transformer(dim=16, layers=2, heads=4, ffn_hidden=24, vocab=32, max_seq=8, init_std=0.1)
+        model = train.build_parallel_model(recipe, weft.Mesh(group, dp=1, tp=-1), seed=5, sequence_parallel=True)
+        trainer = train.Trainer(model, optimizer="lion", ema=0.9)
+        tokens = np.arange(32, dtype=np.int64).reshape(4, 8)
+        halves = [train.Batch(tokens[:2], np.roll(tokens, -1, 1)[:2]), train.Batch([tokens[2:]], [np.roll(tokens, -1, 1)[2:]])]
+        rate = train.Schedule("cosine", 1e-2, total=20, warmup=2)
+        assert rate(2) == pytest.approx(1e-2) and rate(20) == 0
+        before = trainer.evaluate(halves)
+        results = [trainer.step(halves, rate(trainer.steps)) for _ in range(8)]
+        assert before.count == results[0].count == 32 and before.loss == pytest.approx(results[0].loss, abs=1e-5)
+        assert before.perplexity == pytest.approx(np.exp(before.loss)) and results[7].step == 7 and not results[7].skipped
+        after = trainer.evaluate(halves).loss
+        trainer.swap_averages(True)
+        averaged = trainer.evaluate(halves).loss
+        trainer.swap_averages(False)
+        assert trainer.evaluate(halves).loss == after != averaged
+        return results[7].loss
+    one, two = ranks(1, program), ranks(2, program)
+    assert one[0] < 3.0 and two == pytest.approx(one * 2, abs=1e-3)
+
+
+def test_parameters(ranks, tmp_path):
+    def program(group):
+        model = train.build_parallel_model(train.Recipe(nn.SwiGLU(4, 6)), weft.Mesh(group, dp=1, tp=2), seed=5)
+        names = {p.name: (p.shape, p.local_shape, p.trained) for p in model.parameters}
+        assert names["gate_proj.weight"] == ((6, 4), (3, 4), True) and names["down_proj.weight"] == ((4, 6), (4, 3), True)
+        value = model.value("up_proj.weight")
+        assert value.shape == (3, 4) and value.any()
+        model.set_value("up_proj.weight", value + 1)
+        assert (model.value("up_proj.weight") == value + 1).all()
+        model.save(tmp_path, 7)
+        model.set_value("up_proj.weight", value)
+        assert model.load(tmp_path) == 7 and (model.value("up_proj.weight") == value + 1).all()
+        with pytest.raises(weft.BadArgumentError, match=r"value has the shape \(2,\); expected \(3, 4\), this rank's part of up_proj.weight"):
+            model.set_value("up_proj.weight", value[0, :2])
+        with pytest.raises(weft.BadArgumentError, match="name is 'up'; expected the name of one of the model's parameters"):
+            model.value("up")
+        return value
+    assert not (ranks(2, program)[0] == ranks(2, program)[1]).all()
+
+
+def test_rows(ranks):
+    def program(group):
+        model = train.build_parallel_model(train.Recipe(nn.ReLU()), weft.Mesh(group, hosts=2, dp=2, tp=1), replicate_axis="hosts", data="fsdp")
+        return model.rows(7)
+    assert ranks(4, program) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
+
+
+def test_every_layer_is_one_of_the_library(ranks):
+    """Each class builds, with its defaults and with all that it takes."""
+    layers = [nn.Linear(2, 3, bias=True, init=nn.Constant(1)), nn.Conv2d(2, 4, (3, 5), stride=2, padding=1, groups=2, padding_mode="circular", bias=False),
+              nn.ConvTranspose2d(2, 4, 3, stride=2, output_padding=1), nn.Embedding(5, 4), nn.RMSNorm(4), nn.LayerNorm(4), nn.LayerNorm((2, 3)), nn.ChannelNorm(4),
+              nn.GroupNorm(2, 4), nn.BatchNorm(4, axes=["dp"]), nn.GELU("tanh"), nn.ReLU(), nn.Dropout(0.5), nn.SwiGLU(4, 6), nn.ChannelFeedForward(4, 6),
+              nn.Residual(nn.RMSNorm(4)), nn.Sequential(nn.ReLU(), last=nn.ReLU()), nn.TransformerBlock(8, 2, max_seq=4), nn.AvgPool2d(2), nn.MaxPool2d(2),
+              nn.AdaptiveAvgPool2d((1, 2)), nn.Resize2d(scale=2, mode="bilinear"), nn.Pad2d(top=1, columns="circular"), nn.PixelShuffle(2)]
+    assert {type(layer).__name__ for layer in layers} == set(nn.__all__) - {"Layer", "Constant"}
+
+    def program(group):
+        mesh = weft.Mesh(group, dp=1, tp=1)
+        for layer in layers:
+            json.dumps(layer.description())
+            train.build_parallel_model(train.Recipe(layer), mesh)
+        return [p.name for p in train.build_parallel_model(train.Recipe(nn.Sequential(*layers[:1], head=nn.RMSNorm(3))), mesh).parameters]
+    assert ranks(1, program) == [["0.weight", "0.bias", "head.weight"]]
+    assert repr(nn.Residual(nn.RMSNorm(4))) == "Residual(branch=RMSNorm(dim=4, eps=1e-05))"
+
+
+def test_errors(ranks):
+    def program(group):
+        mesh = weft.Mesh(group, dp=1, tp=1)
+        model = train.build_parallel_model(classifier(), mesh)
+        trainer = train.Trainer(model)
+        x, y = pictures(0)
+        for text, call in [
+                ('options: it has no "sed" (build options); is seed meant?', lambda: train.build_parallel_model(classifier(), mesh, sed=1)),
+                ('options: it has no "optimiser" (options of a trainer); is optimizer meant?', lambda: train.Trainer(model, optimiser="sgd")),
+                ('options: optimizer has no "beta3" (adamw); is beta1 or beta2 meant?', lambda: train.Trainer(model, optimizer={"name": "adamw", "beta3": 1})),
+                ('recipe: transformer has no "dims" (a transformer); is dim meant?', lambda: train.build_parallel_model(train.transformer(dims=4), mesh)),
+                ("recipe: model.a.kernel is \"3\"; expected a number, or [height, width]",
+                 lambda: train.build_parallel_model(train.Recipe(nn.Sequential(a=nn.Conv2d(1, 1, "3"))), mesh)),
+                ("recipe is of type ReLU; expected a weft.train.Recipe", lambda: train.build_parallel_model(nn.ReLU(), mesh)),
+                ("model is of type int; expected a layer of weft.nn", lambda: train.Recipe(3)),
+                ("the child 0 is of type int; expected a layer of weft.nn", lambda: nn.Sequential(3)),
+                ("branch is of type int; expected a layer of weft.nn", lambda: nn.Residual(3)),
+                ("blocks is 'stages.*'; expected a list of patterns", lambda: train.Recipe(nn.ReLU(), blocks="stages.*")),
+                ("model is of type str; expected a weft.train.ParallelModel", lambda: train.Trainer("model")),
+                ("a batch is of type int; expected a weft.train.Batch", lambda: trainer.step([3], 0.1)),
+                ("trainer: targets[0] has 5 rows; expected 6, as inputs[0]", lambda: trainer.step(train.Batch(x, y[:5]), 0.1)),
+                ("inputs[0] is strided; expected elements in a row (row-major, without gaps): make it contiguous first",
+                 lambda: trainer.step(train.Batch(x[:, :, ::2], y), 0.1)),
+                ("trainer: the model has no loss; expected a Recipe with one",
+                 lambda: train.Trainer(train.build_parallel_model(train.Recipe(nn.RMSNorm(2)), mesh))),
+                ("form is 'cos'; expected one of 'none', 'constant', 'linear', 'cosine', 'wsd', 'rex'", lambda: train.Schedule("cos", 1))]:
+            with pytest.raises(weft.Error) as error:
+                call()
+            assert error.value.text == text
+        with pytest.raises(weft.BadArgumentError, match="options: .* is of type object; expected numbers, strings, lists and dictionaries"):
+            train.Trainer(model, seed=object())
+        with pytest.raises(TypeError, match="build_parallel_model makes a ParallelModel"):
+            train.ParallelModel()
+        model.close()  # the trainer keeps the model of the library
+        trainer.step(train.Batch(x, y), 0.01)
+        trainer.close()
+        with pytest.raises(weft.BadArgumentError, match="the Trainer is closed"):
+            trainer.steps
+    ranks(1, program)
+
+
+def test_example(tmp_path):
+    """The program prints what its page shows: four ranks begin, three go on."""
+    page = (EXAMPLES / "pictures/README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
+    assert len(blocks) == 4
+    package = os.path.dirname(os.path.dirname(weft.__file__))
+    for command, shown in zip(blocks[::2], blocks[1::2]):
+        words = command.split()
+        words = [sys.executable, *words[1:3], "--no-tag-output", *words[3:5], str(EXAMPLES / "pictures" / words[5]), *words[6:]]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+                              env={**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])})
+        assert done.returncode == 0, done.stdout + done.stderr
+        said, expected = ([[float(n) for n in re.findall(r"[\d.]+\d", line)] for line in text.splitlines()] for text in (done.stdout, shown))
+        assert said == [pytest.approx(line, abs=2e-2) for line in expected], done.stdout
+
+
+PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/python_models.md"
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_page(processes, size, tmp_path):
+    """The blocks of docs/python_models.md are one program."""
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) >= 3
+    (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
+    done = processes(size, "import os, runpy, sys; os.chdir(sys.argv[1]); runpy.run_path('page.py')", tmp_path)
+    assert re.fullmatch(r"loss \d\.\d{3}\n", done.stdout), done.stdout

@@ -1,0 +1,293 @@
+"""Layers, as descriptions: names, sizes and initial values, without memory. weft.train builds a model of them
+over a mesh.
+
+    import weft.nn as nn
+
+    model = nn.Sequential(
+        embed=nn.Conv2d(1, 8, kernel=3, padding=1, init=0.3),
+        act=nn.GELU(),
+        stages=nn.Sequential(nn.Residual(nn.ChannelFeedForward(8, 16))),
+        head=nn.Conv2d(8, 2))
+
+Each layer is a class of the library with the same name (include/weft/nn), which says what it computes. An
+extent is a number, or (height, width). Initial values are the standard deviation of a normal distribution,
+or Constant. Sizes that do not fit are errors of weft.train.build_parallel_model. docs/python.md is the guide.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional, Union
+
+from . import errors
+
+__all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm", "ChannelFeedForward", "ChannelNorm", "Constant", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "GELU",
+           "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool2d", "Pad2d", "PixelShuffle", "RMSNorm", "ReLU", "Residual", "Resize2d", "Sequential", "SwiGLU",
+           "TransformerBlock"]
+
+
+class Constant:
+    """Initial values that are all `value`."""
+
+    def __init__(self, value: float) -> None:
+        self.value = errors.number(value, "value")
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value})"
+
+
+Extent = Union[int, Sequence[int]]
+Init = Union[float, Constant]
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, Constant):
+        return {"constant": value.value}
+    if isinstance(value, Layer):
+        return value.description()
+    return list(value) if isinstance(value, (tuple, set)) else value
+
+
+class Layer:
+    """The base of all layers. A value: it does not change, and may stand in several places."""
+    __slots__ = ("_fields",)
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields = {name: value for name, value in fields.items() if value is not None}
+
+    def description(self) -> dict[str, Any]:
+        """The layer as the library reads it, in values of JSON."""
+        return {"layer": type(self).__name__, **{name: _plain(value) for name, value in self._fields.items()}}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
+
+
+class Sequential(Layer):
+    """Children, each of which gets the output of the one before it. They are called "0", "1", ... or by
+    names: Sequential(a, b), Sequential(embed=a, head=b)."""
+    __slots__ = ()
+
+    def __init__(self, *layers: Layer, **named: Layer) -> None:
+        children = [*((str(number), layer) for number, layer in enumerate(layers)), *named.items()]
+        for name, layer in children:
+            if not isinstance(layer, Layer):
+                raise errors.BadArgumentError(f"the child {name} is of type {type(layer).__name__}; expected a layer of weft.nn")
+        super().__init__(children=tuple(children))
+
+    def __iter__(self) -> Iterator[tuple[str, Layer]]:
+        return iter(self._fields["children"])
+
+    def __len__(self) -> int:
+        return len(self._fields["children"])
+
+    def description(self) -> dict[str, Any]:
+        return {"layer": "Sequential", "children": [[name, layer.description()] for name, layer in self]}
+
+
+class Residual(Layer):
+    """x + branch(x)."""
+    __slots__ = ()
+
+    def __init__(self, branch: Layer) -> None:
+        if not isinstance(branch, Layer):
+            raise errors.BadArgumentError(f"branch is of type {type(branch).__name__}; expected a layer of weft.nn")
+        super().__init__(branch=branch)
+
+
+class Linear(Layer):
+    """(..., inputs) -> (..., outputs): a product with a weight (outputs, inputs)."""
+    __slots__ = ()
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False, init: Init = 0.02) -> None:
+        super().__init__(**{"in": inputs}, out=outputs, bias=bias, init=init)
+
+
+class Conv2d(Layer):
+    """(batch, inputs, height, width) -> (batch, outputs, ...). padding_mode: zeros, reflect, replicate or
+    circular."""
+    __slots__ = ()
+
+    def __init__(self, inputs: int, outputs: int, kernel: Extent = 1, *, stride: Extent = 1, padding: Extent = 0, dilation: Extent = 1, groups: int = 1,
+                 padding_mode: str = "zeros", bias: bool = True, init: Init = 0.02) -> None:
+        super().__init__(**{"in": inputs}, out=outputs, kernel=kernel, stride=stride, padding=padding, dilation=dilation, groups=groups,
+                         padding_mode=padding_mode, bias=bias, init=init)
+
+
+class ConvTranspose2d(Layer):
+    """The adjoint of a Conv2d from outputs to inputs."""
+    __slots__ = ()
+
+    def __init__(self, inputs: int, outputs: int, kernel: Extent = 1, *, stride: Extent = 1, padding: Extent = 0, output_padding: Extent = 0,
+                 dilation: Extent = 1, groups: int = 1, bias: bool = True, init: Init = 0.02) -> None:
+        super().__init__(**{"in": inputs}, out=outputs, kernel=kernel, stride=stride, padding=padding, output_padding=output_padding, dilation=dilation,
+                         groups=groups, bias=bias, init=init)
+
+
+class Embedding(Layer):
+    """Tokens, int64 (...) from 0 to count - 1, -> (..., dim)."""
+    __slots__ = ()
+
+    def __init__(self, count: int, dim: int, *, init: Init = 0.02) -> None:
+        super().__init__(count=count, dim=dim, init=init)
+
+
+class RMSNorm(Layer):
+    """Root mean square norm over the last dimension."""
+    __slots__ = ()
+
+    def __init__(self, dim: int, *, eps: float = 1e-5) -> None:
+        super().__init__(dim=dim, eps=eps)
+
+
+class LayerNorm(Layer):
+    """Layer norm over the last dimension, or over the last dimensions, which have the sizes `dim`."""
+    __slots__ = ()
+
+    def __init__(self, dim: Extent, *, eps: float = 1e-5) -> None:
+        super().__init__(dim=dim, eps=eps)
+
+
+class ChannelNorm(Layer):
+    """Layer norm of each pixel over its channels."""
+    __slots__ = ()
+
+    def __init__(self, channels: int, *, eps: float = 1e-5) -> None:
+        super().__init__(channels=channels, eps=eps)
+
+
+class GroupNorm(Layer):
+    """Norm over groups of channels of a sample."""
+    __slots__ = ()
+
+    def __init__(self, groups: int, channels: int, *, eps: float = 1e-5) -> None:
+        super().__init__(groups=groups, channels=channels, eps=eps)
+
+
+class BatchNorm(Layer):
+    """Norm of each channel over the samples of a batch. axes: the axes of the mesh that share statistics;
+    None: all that divide the batch."""
+    __slots__ = ()
+
+    def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1, axes: Optional[Sequence[str]] = None) -> None:
+        super().__init__(channels=channels, eps=eps, momentum=momentum, axes=None if axes is None else tuple(axes))
+
+
+class GELU(Layer):
+    """form: erf, or tanh."""
+    __slots__ = ()
+
+    def __init__(self, form: str = "erf") -> None:
+        super().__init__(form=form)
+
+
+class ReLU(Layer):
+    """max(x, 0)."""
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Dropout(Layer):
+    """In training, elements are 0 with probability p; the same ones on every mesh."""
+    __slots__ = ()
+
+    def __init__(self, p: float) -> None:
+        super().__init__(p=p)
+
+
+class SwiGLU(Layer):
+    """down(silu(gate(x)) up(x)) over the last dimension; split over the tensor axis."""
+    __slots__ = ()
+
+    def __init__(self, dim: int, hidden: int, *, init: Init = 0.02, down_init: Init = 0.02) -> None:
+        super().__init__(dim=dim, hidden=hidden, init=init, down_init=down_init)
+
+
+class ChannelFeedForward(Layer):
+    """down(dropout(gelu(up(norm(x))))) over the channels of each pixel; split over the tensor axis."""
+    __slots__ = ()
+
+    def __init__(self, dim: int, hidden: int, *, dropout: float = 0, init: Init = 0.02, down_init: Init = 0.02) -> None:
+        super().__init__(dim=dim, hidden=hidden, dropout=dropout, init=init, down_init=down_init)
+
+
+class TransformerBlock(Layer):
+    """A pre-norm block: causal attention with rotary positions, and SwiGLU; (batch, sequence, dim). kv_heads:
+    heads if None; ffn_hidden: 8/3 dim if None; layers: the number of blocks of the model, for initial
+    values. The whole decoder is weft.train.transformer."""
+    __slots__ = ()
+
+    def __init__(self, dim: int, heads: int, *, max_seq: int, kv_heads: Optional[int] = None, ffn_hidden: Optional[int] = None, head_size: Optional[int] = None,
+                 rope_theta: float = 10000.0, norm_eps: float = 1e-5, init_std: float = 0.02, layers: int = 1) -> None:
+        super().__init__(dim=dim, heads=heads, kv_heads=kv_heads, ffn_hidden=ffn_hidden, max_seq=max_seq, head_size=head_size, rope_theta=rope_theta,
+                         norm_eps=norm_eps, init_std=init_std, layers=layers)
+
+
+class AvgPool2d(Layer):
+    """Means of pixels. stride: the kernel's extent if None."""
+    __slots__ = ()
+
+    def __init__(self, kernel: Extent, *, stride: Optional[Extent] = None, padding: Extent = 0, count_padding: bool = True) -> None:
+        super().__init__(kernel=kernel, stride=stride, padding=padding, count_padding=count_padding)
+
+
+class MaxPool2d(Layer):
+    """The largest of some pixels. stride: the kernel's extent if None."""
+    __slots__ = ()
+
+    def __init__(self, kernel: Extent, *, stride: Optional[Extent] = None, padding: Extent = 0, dilation: Extent = 1) -> None:
+        super().__init__(kernel=kernel, stride=stride, padding=padding, dilation=dilation)
+
+
+class AdaptiveAvgPool2d(Layer):
+    """Maps of `out` pixels: the means of parts of about equal size."""
+    __slots__ = ()
+
+    def __init__(self, out: Extent = 1) -> None:
+        super().__init__(out=out)
+
+
+class Resize2d(Layer):
+    """Maps of the size `out`, or of `scale` times their size. mode: nearest or bilinear."""
+    __slots__ = ()
+
+    def __init__(self, *, out: Optional[Extent] = None, scale: Optional[Extent] = None, mode: str = "nearest", align_corners: bool = False) -> None:
+        super().__init__(out=out, scale=scale, mode=mode, align_corners=align_corners)
+
+
+class Pad2d(Layer):
+    """More pixels around the border. rows, columns: zeros, reflect, replicate or circular."""
+    __slots__ = ()
+
+    def __init__(self, *, top: int = 0, bottom: int = 0, left: int = 0, right: int = 0, rows: str = "zeros", columns: str = "zeros") -> None:
+        super().__init__(top=top, bottom=bottom, left=left, right=right, rows=rows, columns=columns)
+
+
+class PixelShuffle(Layer):
+    """factor^2 channels become factor x factor pixels."""
+    __slots__ = ()
+
+    def __init__(self, factor: int) -> None:
+        super().__init__(factor=factor)
+
+
+def to_json(value: Any, name: str) -> bytes:
+    """A value of JSON as the library reads it. name: what it is, in errors."""
+    try:
+        return json.dumps(value, default=_number, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise errors.BadArgumentError(f"{name}: {error}; expected numbers, strings, lists and dictionaries") from None
+
+
+def _number(value: Any) -> Any:
+    """Numbers of NumPy, and names of dtypes."""
+    if isinstance(value, (tuple, set, frozenset)):
+        return sorted(value)
+    if hasattr(value, "__index__"):
+        return value.__index__()
+    if hasattr(value, "__float__"):
+        return float(value)
+    raise TypeError(f"{value!r} is of type {type(value).__name__}")

@@ -1,0 +1,325 @@
+"""Models of layers (weft.nn) over a mesh: built, trained, evaluated, saved, loaded on another mesh.
+
+    import weft.nn as nn
+    from weft import train
+
+    recipe = train.Recipe(nn.Sequential(...), loss="cross_entropy", blocks=["stages.*"])
+    model = train.build_parallel_model(recipe, mesh, data="fsdp", ac="full", seed=3)
+    trainer = train.Trainer(model, optimizer={"name": "adamw", "beta2": 0.99}, seed=1)
+    rows = model.rows(64)                                # this rank's of 64
+    loss = trainer.step(train.Batch(x[rows], y[rows], global_rows=64), rate=1e-3).loss
+    trainer.save("run")
+
+The work is the library's: Python only describes it. docs/python.md is the guide. A model and its trainer are
+for one thread at a time.
+"""
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+
+from . import _api, _train_api, arrays, errors, nn
+from ._arguments import choice
+from ._handle import Handle, Made, blocking
+from ._train_library import lib, make
+from .checkpoint import _path
+from .meshes.mesh import Mesh
+
+__all__ = ["Batch", "Evaluation", "ParallelModel", "Parameter", "Recipe", "Schedule", "StepResult", "Trainer", "build_parallel_model", "transformer", "weather"]
+
+_byref = ctypes.byref
+PathName = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
+
+
+class Recipe:
+    """Tells build_parallel_model all that it has to know of a model.
+
+    model: a layer of weft.nn. loss: "cross_entropy" (targets are int64 classes, -100: not counted),
+    "mean_squared_error" or "binary_cross_entropy" (targets have the shape of the output); None: none, and no
+    Trainer. blocks: patterns of paths of modules, in which * stands for one step: fsdp gathers them one by
+    one, and ac="full" runs them again. name: in errors."""
+
+    def __init__(self, model: nn.Layer, *, loss: Optional[str] = None, blocks: Iterable[str] = (), name: str = "model") -> None:
+        if not isinstance(model, nn.Layer):
+            raise errors.BadArgumentError(f"model is of type {type(model).__name__}; expected a layer of weft.nn")
+        if isinstance(blocks, str):
+            raise errors.BadArgumentError(f"blocks is {blocks!r}; expected a list of patterns")
+        self._text = {"name": name, "model": model.description(), "blocks": list(blocks), **({} if loss is None else {"loss": loss})}
+
+    @classmethod
+    def _of(cls, **text: Any) -> Recipe:
+        made = cls.__new__(cls)
+        made._text = text
+        return made
+
+
+def transformer(**sizes: Any) -> Recipe:
+    """The library's decoder of tokens: dim, layers, heads, kv_heads, ffn_hidden, vocab, max_seq, head_size,
+    rope_theta, norm_eps, init_std, tied. Inputs and targets are int64 (rows, sequence)."""
+    return Recipe._of(transformer=sizes)
+
+
+def weather(**sizes: Any) -> Recipe:
+    """The library's stage of a weather model: dim, depth, head_dim, local_window, global_window, mult,
+    dropout, init_std, attention_dropout. Inputs and targets are maps (rows, dim, height, width)."""
+    return Recipe._of(weather=sizes)
+
+
+class Parameter(NamedTuple):
+    """A parameter as a rank has it."""
+    name: str
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]  # of this rank's part
+    trained: bool
+
+
+class ParallelModel(Handle):
+    """This rank's part of a model. build_parallel_model makes it."""
+    __slots__ = ("_mesh", "_data")
+    _destroy = lib.model_destroy
+
+    def __init__(self) -> None:
+        raise TypeError("weft.train.build_parallel_model makes a ParallelModel")
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that it was built over."""
+        return self._mesh
+
+    def rows(self, count: int) -> slice:
+        """This rank's rows of a batch of `count` rows in all."""
+        ranks, rank = 1, 0
+        for axis in self._data:
+            part = self._mesh[axis]
+            ranks, rank = ranks * part.size, rank * part.size + part.rank
+        each, more = divmod(errors.integer(count, "count", 64), ranks)
+        begin = rank * each + min(rank, more)
+        return slice(begin, begin + each + (rank < more))
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """All parameters, in the same order on all ranks."""
+        count = ctypes.c_int32()
+        errors.call(lib.model_parameter_count, self._open(), _byref(count))
+        return [self._parameter(i)[0] for i in range(count.value)]
+
+    def _parameter(self, index: int) -> tuple[Parameter, Any]:
+        of = make(_train_api.weft_parameter)
+        errors.call(lib.model_get_parameter, self._open(), index, _byref(of))
+        dims = slice(of.dim_count)
+        return Parameter(of.name.decode(), tuple(of.extents[dims]), tuple(of.local_extents[dims]), of.trained), of
+
+    def _index(self, name: str) -> int:
+        index = ctypes.c_int32()
+        errors.call(lib.model_find_parameter, self._open(), name.encode() if isinstance(name, str) else b"", _byref(index))
+        if index.value < 0:
+            raise errors.BadArgumentError(f"name is {name!r}; expected the name of one of the model's parameters")
+        return index.value
+
+    def value(self, name: str) -> Any:
+        """A copy of this rank's part of a parameter, as an array of NumPy."""
+        numpy = _numpy()
+        parameter, of = self._parameter(self._index(name))
+        made = numpy.empty(parameter.local_shape, numpy.float32)
+        if made.size:
+            ctypes.memmove(made.ctypes.data, of.value.data, made.nbytes)
+        return made
+
+    def set_value(self, name: str, value: Any) -> None:
+        """Writes this rank's part of a parameter: float32, with its local shape."""
+        index = self._index(name)
+        expected = self._parameter(index)[0].local_shape
+        buffer, owner = arrays.view(value, "value", False)
+        if tuple(arrays.shape_of(value)) != expected:
+            raise errors.BadArgumentError(f"value has the shape {tuple(arrays.shape_of(value))}; expected {expected}, this rank's part of {name}")
+        errors.call(lib.model_set_parameter, self._open(), index, _byref(buffer))
+        del owner
+
+    def save(self, directory: PathName, step: int = 0) -> None:
+        """Writes a checkpoint of the parameters alone: directory/step-N. Collective."""
+        blocking(lib.model_save, self, _path(directory, "directory"), errors.integer(step, "step", 64))
+
+    def load(self, directory: PathName) -> int:
+        """Reads the parameters from a checkpoint of a model or a trainer, of any mesh; its step.
+        Collective."""
+        step = ctypes.c_int64()
+        blocking(lib.model_load, self, _path(directory, "directory"), _byref(step))
+        return step.value
+
+
+def _numpy() -> Any:
+    """NumPy, or an error that says what needs it."""
+    try:
+        import numpy
+    except ImportError:
+        raise ImportError("weft.train: the value of a parameter is an array of numpy, which is not installed") from None
+    return numpy
+
+
+def build_parallel_model(recipe: Recipe, mesh: Mesh, *, threads: int = 1, **options: Any) -> ParallelModel:
+    """Builds a model over a mesh that has the axes "dp" and "tp", or those that `data_axis` and `tensor_axis`
+    name: split over the tensor axis, with data parallel over the other, with memory for this rank's part
+    alone, and with the same values on every mesh. No communication; all ranks give the same arguments.
+
+    threads: with which this rank computes. options: data ("ddp", "fsdp"), seed, ac ("none", "full",
+    "selective"), ac_modules, ac_every, frozen, dtype, activations, reduce, reshard_after_forward, float8,
+    replicate_axis, domain_axes, sequence_parallel, split_vocab, exact, data_axis, tensor_axis. An unknown one
+    is refused with the nearest known."""
+    if not isinstance(recipe, Recipe):
+        raise errors.BadArgumentError(f"recipe is of type {type(recipe).__name__}; expected a weft.train.Recipe")
+    errors.instance(mesh, Mesh, "mesh")
+    compute_options = make(_train_api.weft_compute_options)
+    compute_options.threads = errors.integer(threads, "threads")
+    compute, model = Made(lib.compute_destroy), Made(lib.model_destroy)
+    errors.call(lib.compute_create, mesh._context._open(), _byref(compute_options), _byref(compute))
+    errors.call(lib.model_create, mesh._open(), compute, nn.to_json(recipe._text, "recipe"), nn.to_json(options, "options"), _byref(model))
+    made = ParallelModel.__new__(ParallelModel)
+    Handle.__init__(made, model)
+    made._mesh = mesh
+    made._data = [axis for axis in (options.get("replicate_axis"), options.get("data_axis", "dp")) if axis]
+    return made
+
+
+class Batch:
+    """This rank's rows of a batch: arrays (rows, ...) on the host, all with as many rows, whose memory is
+    read when a step takes the batch. inputs: of the model; targets: of the loss; one array each, or a list.
+    global_rows: the rows of all ranks together, of which this rank has ParallelModel.rows; 0: every rank has
+    as many rows as this one. Ranks of the tensor axis have the same rows."""
+    __slots__ = ("_inputs", "_targets", "_global_rows")
+
+    def __init__(self, inputs: Any, targets: Any = (), *, global_rows: int = 0) -> None:
+        self._inputs = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+        self._targets = list(targets) if isinstance(targets, (list, tuple)) else [targets]
+        self._global_rows = errors.integer(global_rows, "global_rows", 64)
+
+    def _struct(self, owners: list[Any]) -> Any:
+        of = _train_api.weft_batch(global_rows=self._global_rows)
+        for which, values in (("inputs", self._inputs), ("targets", self._targets)):
+            tensors = (_api.weft_tensor * max(1, len(values)))()
+            for at, x in enumerate(values):
+                name = f"{which}[{at}]"
+                buffer, owner = arrays.view(x, name, False)
+                shape = tuple(arrays.shape_of(x))
+                extents = (ctypes.c_int64 * max(1, len(shape)))(*shape)
+                tensors[at] = _api.weft_tensor(name.encode(), buffer, None, extents, len(shape))
+                owners += [owner, extents]
+            owners.append(tensors)
+            setattr(of, which, tensors)
+            setattr(of, f"{which[:-1]}_count", len(values))
+        return of
+
+
+class StepResult(NamedTuple):
+    """A step of training."""
+    step: int  # its number, from 0
+    count: int  # the elements over which the loss is a mean, over all ranks
+    loss: float
+    grad_norm: float  # before clipping
+    skipped: bool  # gradients were not finite, and the options said to skip the step
+    loss_scale: float
+
+
+class Evaluation(NamedTuple):
+    """The loss of held-out batches."""
+    count: int
+    loss: float
+    perplexity: float  # e^loss
+
+
+class Trainer(Handle):
+    """The optimizer of a model with its state. Only one trainer of a model at a time may take steps.
+
+    options: optimizer, a name ("adamw", "sgd", "lion", "schedule_free_adamw", "muon") or a dictionary with
+    "name" and the optimizer's options; groups, a list of {"patterns": [...], "rate": ..., "weight_decay":
+    ...}; max_norm (1), to which gradients are clipped, 0: not at all; non_finite ("error", "skip"); seed, of
+    the random numbers in a pass; loss_scale; label_smoothing; z_loss; freeze
+    ("0:frozen:embed,100:trained:embed"); ema, the decay of averages; ema_warm_up. An unknown one is refused
+    with the nearest known."""
+    __slots__ = ("model",)
+    _destroy = lib.trainer_destroy
+
+    def __init__(self, model: ParallelModel, **options: Any) -> None:
+        if not isinstance(model, ParallelModel):
+            raise errors.BadArgumentError(f"model is of type {type(model).__name__}; expected a weft.train.ParallelModel")
+        made = Made(lib.trainer_destroy)
+        errors.call(lib.trainer_create_from_json, model._open(), nn.to_json(options, "options"), _byref(made))
+        Handle.__init__(self, made)
+        self.model = model
+
+    def _batches(self, batches: Union[Batch, Sequence[Batch]]) -> tuple[Any, int, list[Any]]:
+        listed = [batches] if isinstance(batches, Batch) else list(batches)
+        for batch in listed:
+            if not isinstance(batch, Batch):
+                raise errors.BadArgumentError(f"a batch is of type {type(batch).__name__}; expected a weft.train.Batch")
+        owners: list[Any] = []
+        return (_train_api.weft_batch * max(1, len(listed)))(*(batch._struct(owners) for batch in listed)), len(listed), owners
+
+    def step(self, batches: Union[Batch, Sequence[Batch]], rate: float) -> StepResult:
+        """A whole step: forward, loss, backward, average, clip, and the optimizer's with learning rate
+        `rate`. Several batches are micro-batches, as many on every rank: their gradients add up to that of
+        one batch with all their rows. Collective over the mesh; a batch of one rank that does not fit is an
+        error of all."""
+        array, count, owners = self._batches(batches)
+        of = make(_train_api.weft_step_result)
+        blocking(lib.trainer_step_batches, self, array, count, errors.number(rate, "rate"), _byref(of), keep=(array, owners))
+        return StepResult(of.step, of.tokens, of.loss, of.grad_norm, of.skipped, of.loss_scale)
+
+    def evaluate(self, batches: Union[Batch, Sequence[Batch]]) -> Evaluation:
+        """The loss of batches, by passes that keep nothing; the training stays as it is. Collective."""
+        array, count, owners = self._batches(batches)
+        of = make(_train_api.weft_evaluation)
+        blocking(lib.trainer_evaluate, self, array, count, _byref(of), keep=(array, owners))
+        return Evaluation(of.tokens, of.loss, of.perplexity)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps taken, which is the number of the next."""
+        steps = ctypes.c_int64()
+        errors.call(lib.trainer_steps, self._open(), _byref(steps))
+        return steps.value
+
+    def swap_averages(self, averages_in: bool) -> None:
+        """True: the model computes with the averages (ema); False: with its parameters again."""
+        errors.call(lib.trainer_swap_averages, self._open(), bool(averages_in))
+
+    def swap_evaluation(self, evaluation_in: bool) -> None:
+        """For schedule_free_adamw. True: the model computes with the values to evaluate; False: with those
+        that are trained."""
+        errors.call(lib.trainer_swap_evaluation, self._open(), bool(evaluation_in))
+
+    def save(self, directory: PathName) -> None:
+        """Writes a checkpoint of the model, the optimizer, the averages and the number of steps.
+        Collective."""
+        blocking(lib.trainer_save, self, _path(directory, "directory"))
+
+    def load(self, directory: PathName) -> None:
+        """Goes on from a checkpoint of a trainer, of any mesh. Collective."""
+        blocking(lib.trainer_load, self, _path(directory, "directory"))
+
+
+_FORMS: Mapping[str, int] = {"none": _train_api.SCHEDULE_NONE, "constant": _train_api.SCHEDULE_CONSTANT, "linear": _train_api.SCHEDULE_LINEAR,
+                             "cosine": _train_api.SCHEDULE_COSINE, "wsd": _train_api.SCHEDULE_WSD, "rex": _train_api.SCHEDULE_REX}
+_SHAPES: Mapping[str, int] = {"linear": _train_api.DECAY_LINEAR, "cosine": _train_api.DECAY_COSINE, "one_minus_sqrt": _train_api.DECAY_ONE_MINUS_SQRT}
+
+
+class Schedule:
+    """A learning rate by step: Schedule("cosine", 1e-3, total=1000, warmup=50)(step).
+
+    form: none, constant, linear, cosine, wsd or rex; it rises linearly to `peak` over `warmup` steps, and is
+    `floor` from the step `total` on. decay, shape (linear, cosine, one_minus_sqrt): of wsd."""
+    __slots__ = ("_of",)
+
+    def __init__(self, form: str, peak: float, *, floor: float = 0, warmup: int = 0, total: int = 1, decay: int = 0, shape: str = "linear") -> None:
+        of = make(_train_api.weft_schedule)
+        of.form, of.shape = choice(form, _FORMS, "form"), choice(shape, _SHAPES, "shape")
+        of.peak, of.floor = errors.number(peak, "peak"), errors.number(floor, "floor")
+        of.warmup, of.total, of.decay = errors.integer(warmup, "warmup", 64), errors.integer(total, "total", 64), errors.integer(decay, "decay", 64)
+        self._of = of
+        self(0)
+
+    def __call__(self, step: int) -> float:
+        rate = ctypes.c_double()
+        errors.call(lib.schedule_rate, _byref(self._of), errors.integer(step, "step", 64), _byref(rate))
+        return rate.value
