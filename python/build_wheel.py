@@ -3,7 +3,7 @@ PEP 517 backend that needs nothing but CMake.
 
 One wheel for every Python of the platform: the package is ctypes over libweft and libweft_train, and has one
 module for all CPythons from 3.11 on. It carries the libraries, plug-ins, the launcher and the libraries that
-these need beyond those of the system (libfmt, libgloo; an MPI stays the host's)."""
+these need beyond those of the system (libfmt, libgomp, libgloo; an MPI stays the host's)."""
 import base64
 import hashlib
 import os
@@ -24,7 +24,7 @@ PROJECT = (HERE / "pyproject.toml").read_text(encoding="utf-8")
 VERSION = ".".join(re.findall(r"^#define WEFT_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)$", (ROOT / "include/weft/c/version.h").read_text(encoding="utf-8"), re.M))
 # Libraries of the system, of its compiler, or of an MPI: never carried.
 OF_THE_HOST = re.compile(r"^(ld-linux.*|lib(c|m|dl|rt|pthread|util|resolv|gcc_s|stdc\+\+|mpi|mpich|open-pal|open-rte|hwloc|ucp|ucs|uct|ucm|event.*|numa|udev|z"
-                         r"|weft))\.so.*$")
+                         r"|weft|weft_train))\.so.*$")
 
 
 # Libraries that plug-ins take from the host: an MPI, whose plug-in is loaded if a program asks for it.
@@ -63,6 +63,7 @@ def stage(prefix, package):
         shutil.copy(library, package / "lib" / short)
         needed(library, carried)
     shutil.copy(prefix / "bin/weft", package / "bin/weft")
+    needed(prefix / "bin/weft", carried)
     for plugin in sorted((prefix / "lib/weft").glob("*.so")):
         shutil.copy(plugin, package / "lib/weft" / plugin.name)
         if "mpi" not in plugin.name:
