@@ -78,6 +78,7 @@ struct Pipeline::Impl {
   const bool trains;
   std::vector<std::optional<PipelineStage>> stages;  // by stage; of this rank
   std::map<SlotKey, std::deque<Slot>> slots;
+  std::int64_t digest_of_schedule = 0, digest_of_stages = 0;
 
   // The state of the run under way.
   std::span<const PipelineMicroBatch> batches;
@@ -90,6 +91,7 @@ struct Pipeline::Impl {
   std::vector<Tensor> losses;
   std::vector<Tensors> outputs;
   std::vector<PipelineTimeline::Span> spans;
+  Clock::time_point began_computing;  // when the pass under way had its message
 
   Impl(Module& model_in, Module* loss_in, ProcessGroup& group_in, Compute& compute_in, PipelineOptions given)
       : model(model_in),
@@ -118,6 +120,14 @@ struct Pipeline::Impl {
       if (schedule.rank_of_stage[static_cast<std::size_t>(stage)] == group.rank())
         stages.back().emplace(model, options.stages[static_cast<std::size_t>(stage)]);
     }
+    Fnv1a of_schedule, of_stages;
+    of_schedule.add(to_string(schedule));
+    for (const std::vector<std::string>& stage : options.stages) {
+      of_stages.add(std::uint64_t{stage.size()});
+      for (const std::string& path : stage) of_stages.add(path), of_stages.add("\n");
+    }
+    digest_of_schedule = static_cast<std::int64_t>(of_schedule.value);
+    digest_of_stages = static_cast<std::int64_t>(of_stages.value);
   }
 
   int last() const { return schedule.stages() - 1; }
@@ -165,14 +175,7 @@ struct Pipeline::Impl {
     } catch (const Error& e) {
       own = e;
     }
-    Fnv1a of_schedule, of_stages;
-    of_schedule.add(to_string(schedule));
-    for (const std::vector<std::string>& stage : options.stages) {
-      of_stages.add(std::uint64_t{stage.size()});
-      for (const std::string& path : stage) of_stages.add(path), of_stages.add("\n");
-    }
-    std::vector<std::int64_t> mine{own ? 1 : 0, static_cast<std::int64_t>(of_schedule.value),
-                                   static_cast<std::int64_t>(of_stages.value), pass.step};
+    std::vector<std::int64_t> mine{own ? 1 : 0, digest_of_schedule, digest_of_stages, pass.step};
     const std::size_t size = 5;
     Fnv1a of_borders;
     if (!own)
@@ -299,6 +302,7 @@ struct Pipeline::Impl {
     Tensors x = a.stage == 0 ? batches[m].inputs
                 : p.x_slot   ? Tensors{arrived(p.x_slot, border(a.stage, a.micro_batch))}
                              : std::move(p.x);
+    began_computing = Clock::now();
     const Tensors y = stages[static_cast<std::size_t>(a.stage)]->forward(x, *p.frame);
     x.clear();
     if (a.stage == last()) {
@@ -333,6 +337,7 @@ struct Pipeline::Impl {
     Tensors dy = a.stage == last() ? loss->backward(dloss, *p.frame)
                  : p.dy_slot       ? Tensors{arrived(p.dy_slot, border(a.stage + 1, a.micro_batch))}
                                    : std::move(p.dy);
+    if (a.stage != last()) began_computing = Clock::now();
     const Tensors dx =
         a.kind == Kind::input ? stage.backward(dy, *p.frame, p.left_over) : stage.backward(dy, *p.frame);
     dy.clear();
@@ -360,7 +365,7 @@ struct Pipeline::Impl {
   void perform(const PipelineAction& a, Clock::time_point began) {
     if (pp::sends(a.kind)) return send(a);
     if (pp::receives(a.kind)) return post(a);
-    const double begin = seconds_since(began);
+    began_computing = Clock::now();
     if (a.kind == Kind::forward) {
       forward(a);
     } else if (a.kind == Kind::weight) {
@@ -370,10 +375,10 @@ struct Pipeline::Impl {
     } else {
       backward(a);
     }
-    spans.push_back({a, begin, seconds_since(began)});
-  }
-  static double seconds_since(Clock::time_point began) {
-    return std::chrono::duration<double>(Clock::now() - began).count();
+    const auto seconds = [&](Clock::time_point at) {
+      return std::chrono::duration<double>(at - began).count();
+    };
+    spans.push_back({a, seconds(began_computing), seconds(Clock::now())});
   }
 
   // Every error that is not the group's own becomes the group's: nobody waits for this rank.

@@ -37,6 +37,7 @@ std::vector<WithoutRow> without_row() {
       {"Trainer::load_newest", "the checkpoint",
        "rank 0 says which, and all load it as `load_checkpoint` does"},
       {"init_from", "as `load_checkpoint`", "calls it"},
+      {"pipeline_grad_norm", "", "ranks of several stages have different gradients"},
       {"Trainer::evaluate", "as `Trainer::backward`", "it makes the same exchange"},
       {"FullySharded::finish", "", "it takes no argument; blocks compare as `ShardedParameters` does"},
       {"FullyShardOptions", "options of `fully_shard()`",

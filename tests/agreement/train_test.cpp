@@ -1,6 +1,7 @@
 // Models: values of parameters, and options of a training.
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <memory>
 #include <vector>
 
@@ -10,10 +11,13 @@
 #include "weft/domain/domain.hpp"
 #include "weft/models/generate.hpp"
 #include "weft/models/training.hpp"
+#include "weft/pp/grad_norm.hpp"
+#include "weft/pp/pipeline.hpp"
 #include "weft/tp/conv.hpp"
 #include "weft/tp/linear.hpp"
 #include "weft/tp/vocab.hpp"
 #include "weft/train/apply_ddp.hpp"
+#include "weft/train/checkpoint.hpp"
 #include "weft/train/fully_shard.hpp"
 #include "weft/train/gradient_reducer.hpp"
 #include "weft/train/loss_scaler.hpp"
@@ -562,11 +566,70 @@ Rows maps() {
 }  // namespace
 }  // namespace train_test
 
+namespace train_test {
+namespace {
+
+// A pipeline of two ranks; `differs`: the value that is another one on rank 1.
+Row of_pipeline(const std::string& differs, const std::string& text) {
+  return {
+      "Pipeline::run", differs, "in the exchange at its start", ErrorCode::mismatch, text, [=](Rank& r) {
+        const auto odd = [&](const char* value) { return r.rank == 1 && differs == value; };
+        Compute compute(r.context);
+        Sequential net;
+        for (int i = 0; i < 3; ++i) net.append(std::make_unique<Linear>(2, 2));
+        MeanSquaredError loss;
+        PipelineOptions options{
+            make_pipeline_schedule(odd("schedule") ? PipelineKind::one_f_one_b : PipelineKind::gpipe, 2, 2),
+            {{"0", "1"}, {"2"}},
+            [&](int, const Tensors& x) {
+              return PipelineBorder{x[0].shape(), odd("shapes at the borders") ? DType::bf16 : DType::f32};
+            }};
+        if (odd("stages")) options.stages = {{"0"}, {"1", "2"}};
+        Pipeline pipeline(net, &loss, r.group(), compute, options);
+        pipeline.materialise(1);
+        const Tensor x = Tensor::zeros(r.context, {1, 2});
+        const PipelineMicroBatch batch{{x}, {x, scalar(r.context, 4)}};
+        pipeline.run(std::vector<PipelineMicroBatch>{batch, batch}, {.seed = 1, .step = odd("step") ? 1 : 0});
+      }};
+}
+
+Rows pipelines() {
+  const auto mesh_of = [](Rank& r) { return DeviceMesh(r.group(), {{"pp", r.size}}); };
+  return {
+      of_pipeline("schedule", "pipeline: rank 1 has another schedule than rank 0"),
+      of_pipeline("stages", "pipeline: rank 1 has another list of stages than rank 0"),
+      of_pipeline("shapes at the borders", "pipeline: rank 1 has another list of shapes than rank 0"),
+      of_pipeline("step", "pipeline: rank 1 has another step than rank 0"),
+      {"clip_pipeline_grad_norm", "max_norm, non_finite", "in the exchange of the norms", ErrorCode::mismatch,
+       "pipeline_grad_norm: max_norm or non_finite is another one on rank ",
+       [=](Rank& r) {
+         const DeviceMesh mesh = mesh_of(r);
+         std::vector<float> g{1, 2};
+         const Gradient gradient{"w", view(g)};
+         clip_pipeline_grad_norm({&gradient, 1}, mesh, r.rank == 1 ? 2 : 1);
+       }},
+      {"save_stages", "as `save_checkpoint`", "with its arguments", ErrorCode::mismatch,
+       "save_checkpoint: argument 0 is step 1…step 2",
+       [=](Rank& r) {
+         const DeviceMesh mesh = mesh_of(r);
+         test::Bag bag;
+         Parameter& w = bag.put(r.context, "w" + std::to_string(r.rank), {4}, replicated_layout(mesh, {4}));
+         for (float& v : w.write_master().f32()) v = 1;
+         Parameter* const own[] = {&w};
+         save_stages(std::filesystem::temp_directory_path() / "weft-agreement-stages", mesh["pp"],
+                     r.rank == 1 ? 2 : 1, own, {}, {});
+       }},
+  };
+}
+
+}  // namespace
+}  // namespace train_test
+
 Rows train_rows() {
   using namespace train_test;
   Rows rows;
   for (const Rows& some : {values(), reducers(), optimizers(), seeds(), float8(), trainers(), split_layers(),
-                           convolutions(), maps()})
+                           convolutions(), maps(), pipelines()})
     rows.insert(rows.end(), some.begin(), some.end());
   return rows;
 }

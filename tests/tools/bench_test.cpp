@@ -279,6 +279,21 @@ TEST_F(WeftBench, LayersInSpaceAreBesideTheirParts) {
                  "bench: --against \"torch\"; expected none: domain is ours alone");
 }
 
+TEST_F(WeftBench, PipelinesHaveTheirBubbles) {
+  const std::string picture = (folder_ / "pipeline.svg").string();
+  EXPECT_EQ(run({"pipeline", "--ranks", "2", "--bytes", "64K", "--plot", picture}), ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_, HasSubstr("2 ranks, 8 micro-batches, passes of 5 ms\n"));
+  EXPECT_THAT(out_, ContainsRegex("gpipe +11\\.1 % +[0-9]+\\.[0-9] %\n"));
+  EXPECT_THAT(out_, ContainsRegex("zero-bubble +4\\.0 % +[0-9]+\\.[0-9] %\n"));
+  EXPECT_THAT(out_, HasSubstr("message of 65536 bytes: "));
+  EXPECT_THAT(contents(picture),
+              AllOf(HasSubstr("zero-bubble, measured (bubble"), HasSubstr("<title>1W7</title>")));
+  expect_refused({"pipeline", "--against", "torch"},
+                 "bench: --against \"torch\"; expected none: pipeline is ours alone");
+  expect_refused({"pipeline", "--json", "x"}, "bench: --json \"x\"; expected none for pipeline");
+}
+
 TEST_F(WeftBench, LayersThatThereAreNotAreNamed) {
   expect_refused({"layers", "--layers", "lstm"},
                  "bench: --layers \"lstm\"; expected linear2, mlp, attention, conv, head");

@@ -91,7 +91,8 @@ class Pipeline {
   /// After an error the Pipeline drops all passes under way; parameters may have parts of gradients.
   Result run(std::span<const PipelineMicroBatch> micro_batches, const Pass& pass, Inputs dloss = {});
 
-  /// The computations of this rank in the last run, in seconds since its first action.
+  /// The computations of this rank in the last run, in seconds since its first action, without the time that
+  /// it waited for messages.
   const std::vector<PipelineTimeline::Span>& spans() const noexcept;
 
  private:

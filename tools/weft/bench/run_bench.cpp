@@ -17,6 +17,7 @@
 #include "domain.hpp"
 #include "layers.hpp"
 #include "other_load.hpp"
+#include "pipeline.hpp"
 #include "results.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/dtype.hpp"
@@ -55,6 +56,8 @@ const std::vector<Operation> kOperations = {
     {"data", "data_bench",
      "gradients in buckets, and a step with averaged gradients and sharded, also in torch"},
     {"domain", "domain_bench", "layers on maps and sequences that are cut over the ranks, ours alone"},
+    {"pipeline", "pipeline_bench",
+     "the bubbles of pipeline schedules on ranks that sleep, and messages between stages, ours alone"},
 };
 
 std::vector<std::string> names_of_operations() {
@@ -426,6 +429,7 @@ int run_bench(Options o) {
     if (o.op == "layers") return bench_layers(o), 0;
     if (o.op == "data") return bench_data(o), 0;
     if (o.op == "domain") return bench_domain(o), 0;
+    if (o.op == "pipeline") return bench_pipeline(o);
     if (o.op == "facade" || o.op == "overlap") return alone(o, o.op);
     return compare(o, o.op == "p2p" ? kMessages : o.op == "halo" ? kHalos : std::vector<std::string>{o.op});
   } catch (const Interrupted& i) {
