@@ -328,6 +328,38 @@ TEST(ModelsPipeline, UnsupportedOptionsAreNamed) {
   });
 }
 
+// Frozen parts and loss scaling: a step whose gradients are not finite is skipped by all stages.
+TEST(ModelsPipeline, FreezesAndScalesTheLossOnAllStages) {
+  const auto options = [] {
+    Trainer::Options o = sgd(0.5);
+    o.freeze = FreezeSchedule::from_text("0:frozen:token_embedding,0:frozen:layers.3,1:trained:layers.3");
+    o.loss_scale = LossScaler::Options{.scale = 1e38, .backoff = 1e-30, .interval = 1};
+    return o;
+  };
+  const auto run = [&](Rank& rank, int pp) {
+    TrainingRun of(rank, {pp, 1, 1, PipelineKind::one_f_one_b}, options());
+    Outcome o;
+    for (int step = 0; step < 3; ++step) {
+      const Trainer::Result r = of.trainer->step(Data(*of.model, step, 3).batches(), 0.1);
+      o.losses.insert(o.losses.end(), {r.loss, r.skipped ? 1.0 : 0.0, r.loss_scale});
+      o.norms.push_back(r.grad_norm);
+    }
+    for (const Parameter* p : of.model->parameters())
+      o.parameters[p->path()].assign(p->master().f32().begin(), p->master().f32().end());
+    return o;
+  };
+  Outcome one;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) { one = run(rank, 1); });
+  EXPECT_EQ(one.losses[1], 1);  // skipped
+  EXPECT_EQ(one.losses[7], 0);
+  test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
+    const Outcome got = run(rank, 3);
+    EXPECT_EQ(got.losses, one.losses);
+    EXPECT_EQ(got.norms, one.norms);
+    for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, one.parameters.at(name)) << name;
+  });
+}
+
 // A schedule of one's own, with the stages on the ranks in another order; and activation checkpointing.
 TEST(ModelsPipeline, TakesAScheduleOfOnesOwn) {
   const std::vector<Outcome> one = outcomes({1, 1, 1, PipelineKind::one_f_one_b}, 0.5, 2);
