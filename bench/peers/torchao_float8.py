@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Processor time of a step, and peak memory, of the demo's model in float8, beside torchao's emulation.
 
-    torchao_float8.py [--weft build/release/bin/weft] [--threads 1] [--steps 10] [--repeat 3]
+    torchao_float8.py [--weft build/release/bin/weft] [--threads 1] [--steps 10] [--repeat 3] [--rows f32,bf16]
 
 Both train the demo's transformer (4 blocks, width 128, 16 sequences of 128 bytes) on one rank. torch: f32
 parameters and AdamW; autocast to bf16 in all rows except the first; float8 by torchao with `emulate=True`,
@@ -28,6 +28,7 @@ def train_torch(row, steps, threads):
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
+    work = torch.float32 if row == "f32" else torch.bfloat16
     angle = torch.outer(torch.arange(SEQ), 10000.0 ** (-torch.arange(0, DIM // HEADS, 2) / (DIM // HEADS)))
     cos, sin = torch.cos(angle), torch.sin(angle)
 
@@ -44,11 +45,11 @@ def train_torch(row, steps, threads):
             self.down = nn.Linear(HIDDEN, DIM, bias=False)
 
         def forward(self, x):
-            h = self.norm(x)
+            h = self.norm(x).to(work)
             q, k, v = (p(h).view(*x.shape[:2], HEADS, -1).transpose(1, 2) for p in (self.q, self.k, self.v))
             y = F.scaled_dot_product_attention(rope(q), rope(k), v, is_causal=True)
             x = x + self.o(y.transpose(1, 2).flatten(2))
-            h = self.mlp_norm(x)
+            h = self.mlp_norm(x).to(work)
             return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
     model = nn.Sequential(nn.Embedding(VOCAB, DIM), *(Block() for _ in range(LAYERS)), nn.RMSNorm(DIM))
@@ -108,6 +109,7 @@ def main():
     p.add_argument("--threads", type=int, default=1)
     p.add_argument("--steps", type=int, default=10)
     p.add_argument("--repeat", type=int, default=3)
+    p.add_argument("--rows", type=lambda text: text.split(","), default=ROWS, help="some of " + ",".join(ROWS))
     p.add_argument("--torch-row", choices=ROWS, help=argparse.SUPPRESS)
     o = p.parse_args()
     if o.torch_row:
@@ -116,7 +118,7 @@ def main():
     imports = "import torch; from torchao.float8 import convert_to_float8_training"
     print(f"torch and torchao imported: {measured([sys.executable, '-c', imports], environment)[1]:.0f} MiB\n")
     print("| row | weft, ms a step | weft, MiB | torchao, ms a step | torchao, MiB |\n|---|---:|---:|---:|---:|")
-    for row in ROWS:
+    for row in o.rows:
         def weft(steps):
             weights = "f32" if row == "f32" else "bf16"
             float8 = [] if row in ("f32", "bf16") else ["--float8", row]

@@ -774,6 +774,15 @@ TEST_F(TrainTest, LearnsInFloat8AndSaysWhatItConverted) {
     EXPECT_THAT(out(), HasSubstr(std::string("float8 ") + recipe + ": 14 of 15 linear layers\n" +
                                  "  \"output_head.proj\" (256, 32) stays: \"output_head\" is left out"));
   }
+  // Scales of the whole do not depend on the number of ranks.
+  const auto losses_of = [&](const Words& words) {
+    EXPECT_EQ(run(small(words)), 0) << err();
+    return losses("m").back();
+  };
+  const double one = losses_of({"--float8", "rowwise", "--metrics", file("m")}),
+               two = losses_of({"--float8", "rowwise", "--float8-scales", "whole", "--ranks", "2",
+                                "--metrics", file("m")});
+  EXPECT_NEAR(two, one, 0.02 * one);
   // A checkpoint does not know of float8.
   ASSERT_EQ(run(small({"--save", file("saved"), "--resume", "--steps", "22"})), 0) << err();
   EXPECT_THAT(out(), HasSubstr("resumed at step 20"));
@@ -837,6 +846,7 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--float8", "mxfp8"},
          "float8: the recipe is \"mxfp8\"; expected tensorwise, rowwise or rowwise_gw_hp");
   expect({"--float8", "delayed"}, "delayed scaling takes scales from earlier steps");
+  expect({"--float8-scales", "whole"}, "float8-scales is whole; expected a recipe in --float8");
   expect({"--vocab", "half"}, "--vocab is half; expected whole, shard");
   expect({"--data", "all"}, "--data is all; expected ddp, fsdp, hsdp");
   expect({"--ranks", "3", "--data", "hsdp"}, "replicate is 2; expected a number that divides dp=3");

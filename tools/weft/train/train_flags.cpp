@@ -116,6 +116,12 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
                 ->capture_default_str()
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
             &config.float8);
+  file.take(sub.add_option("--float8-scales", config.float8_scales,
+                           "Of activations and gradients: own, of each rank's part, or whole, over all ranks")
+                ->check(CLI::IsMember({"own", "whole"}))
+                ->capture_default_str()
+                ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
+            &config.float8_scales);
   file.take(sub.add_option("--ac", config.ac,
                            "Activation checkpointing: none; full, each block runs again in backward; "
                            "selective, each attention")
@@ -159,9 +165,10 @@ std::vector<std::string> to_words(const TrainConfig& config) {
   }
   if (config.exact) words.emplace_back("--exact");
   if (config.sequence_parallel) words.emplace_back("--sequence-parallel");
-  words.insert(words.end(), {"--optimizer", config.optimizer, "--vocab", config.vocab, "--weights",
-                             config.weights, "--activations", config.activations, "--float8", config.float8,
-                             "--ac", config.ac, "--ac-every", std::to_string(config.ac_every)});
+  words.insert(words.end(),
+               {"--optimizer", config.optimizer, "--vocab", config.vocab, "--weights", config.weights,
+                "--activations", config.activations, "--float8", config.float8, "--float8-scales",
+                config.float8_scales, "--ac", config.ac, "--ac-every", std::to_string(config.ac_every)});
   return words;
 }
 

@@ -43,7 +43,7 @@ BuildOptions build_options(const TrainConfig& config) {
     options.pipeline = config.pipeline_form();
   }
   if (config.float8 != "none") options.float8 = float8_recipe_from_name(config.float8);
-  if (config.exact) options.float8_options.scales = Float8Scales::whole;
+  if (config.exact || config.float8_scales == "whole") options.float8_options.scales = Float8Scales::whole;
   if (config.has_experts()) options.expert_axis = "ep";
   return options;
 }
@@ -322,6 +322,8 @@ MeshShape TrainConfig::check(int ranks) const {
     expect_exact_parts("micro-batch: sequences", global_batch / micro_batches, data_ranks);
   }
   if (float8 != "none") float8_recipe_from_name(float8);
+  if (float8 == "none" && float8_scales == "whole")
+    bad_training("float8-scales is whole; expected a recipe in --float8");
   if (exact) expect_exact_config(*this, data_ranks);
   if (has_experts()) expect_experts(*this);
   if (pp > 1) expect_pipeline(*this);

@@ -61,16 +61,17 @@ struct TrainConfig {
   /// How data ranks hold the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in `replicate`
   /// copies).
   std::string data = "ddp";
-  int replicate = 0;                ///< 0: 2 with hsdp
-  bool sequence_parallel = false;   ///< over the tensor axis; see TransformerPlanOptions
-  bool exact = false;               ///< the same bits on every mesh; see docs/exact.md
-  std::string vocab = "whole";      ///< how the tensor axis holds it: whole or shard; see VocabSplit
-  std::string weights = "f32";      ///< the dtype that layers read: f32 or bf16
-  std::string activations = "f32";  ///< f32, or bf16 if the weights are bf16
-  std::string float8 = "none";      ///< the name of a Float8Recipe, or none
-  std::string ac = "none";          ///< activation checkpointing: none, full or selective; see AcPolicy
-  int ac_every = 1;                 ///< with full: the first of so many blocks
-  int threads = 0;                  ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
+  int replicate = 0;                  ///< 0: 2 with hsdp
+  bool sequence_parallel = false;     ///< over the tensor axis; see TransformerPlanOptions
+  bool exact = false;                 ///< the same bits on every mesh; see docs/exact.md
+  std::string vocab = "whole";        ///< how the tensor axis holds it: whole or shard; see VocabSplit
+  std::string weights = "f32";        ///< the dtype that layers read: f32 or bf16
+  std::string activations = "f32";    ///< f32, or bf16 if the weights are bf16
+  std::string float8 = "none";        ///< the name of a Float8Recipe, or none
+  std::string float8_scales = "own";  ///< own or whole; see Float8Scales. Exact mode needs whole
+  std::string ac = "none";            ///< activation checkpointing: none, full or selective; see AcPolicy
+  int ac_every = 1;                   ///< with full: the first of so many blocks
+  int threads = 0;  ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   /// The learning rate. Throws bad_argument for a name that is none.
   Schedule rates() const;
