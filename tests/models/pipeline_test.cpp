@@ -286,6 +286,29 @@ TEST(ModelsPipeline, DifferentBatchesAndRatesAreRefusedByAll) {
   });
 }
 
+// A pass that throws on one rank: the ranks of its pipeline get the error, and its data ranks, whose
+// pipelines went well, learn that it has no gradients.
+TEST(ModelsPipeline, AnErrorOfAPassReachesAllRanks) {
+  for (const int failing : {0, 3})  // of 2 x 2 ranks: the stages of rank 3 are the last
+    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+      TrainingRun run(rank, {2, 2, 1, PipelineKind::one_f_one_b}, sgd(0.5));
+      HookHandle hook;
+      if (rank.rank == failing)
+        hook = run.model->model->get(failing == 0 ? "layers.0" : "norm")
+                   .add_hook(Module::HookPoint::pre_backward, [](Module&, Tensors&, Frame&) {
+                     throw Error(ErrorCode::bad_argument, "a bad layer");
+                   });
+      const Data data(*run.model, 0, 3);
+      const auto began = Clock::now();
+      const std::string text = error_text([&] { run.trainer->step(data.batches(), 0.1); });
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
+      EXPECT_NE(text, "no error");
+      if (rank.rank % 2 == failing % 2) {
+        EXPECT_THAT(text, HasSubstr("a bad layer"));
+      }
+    });
+}
+
 TEST(ModelsPipeline, UnsupportedOptionsAreNamed) {
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
     Compute compute(rank.context);
