@@ -25,6 +25,7 @@
 
 #include "inputs.hpp"
 #include "program.hpp"
+#include "turns.hpp"
 #include "weft/base/error.hpp"
 #include "weft/domain/domain.hpp"
 #include "weft/mesh/redistribute.hpp"
@@ -108,36 +109,6 @@ std::string compared(const Layer& split, const Layer& serial) {
 }
 std::string fine() { return {}; }
 
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
-
-// Measures several cases in turns.
-struct Turns {
-  Turns(std::vector<Prepared> all, const Agree& agree, double seconds) : us(all.size()) {
-    constexpr int kTurns = 5;
-    for (int turn = 0; turn < kTurns; ++turn)
-      for (std::size_t i = 0; i < all.size(); ++i) {
-        const Times t = measure(all[i], agree, seconds / kTurns);
-        us[i].push_back(t.median_us);
-        if (i > 0) continue;
-        p99_us = std::max(p99_us, t.p99_us);
-        samples += t.samples;
-      }
-  }
-  /// Returns the median of of(turn) over all turns.
-  template <class Of>
-  double over_turns(const Of& of) const {
-    std::vector<double> all;
-    for (std::size_t turn = 0; turn < us[0].size(); ++turn) all.push_back(of(turn));
-    return median(all);
-  }
-  std::vector<std::vector<double>> us;  ///< the median of each case in each turn
-  double p99_us = 0;                    ///< the first case's 99th percentile in its worst turn
-  std::int64_t samples = 0;
-};
-
 Numbers measured_conv(RankOfBench& rank, const DeviceMesh& mesh, const MapSize& s, bool both,
                       const Agree& agree, double seconds) {
   const auto compute = std::make_shared<Compute>(rank.context, 1);
@@ -169,7 +140,7 @@ Numbers measured_conv(RankOfBench& rank, const DeviceMesh& mesh, const MapSize& 
     window.fetch(split->x, seen);
     if (both) window.fetch(split->dy, seen);
   };
-  const Turns turns(
+  const TimedTurns turns(
       {{[split] { split->run(); }, as_one_rank}, {[local] { local->run(); }, fine}, {fetch_both, fine}},
       agree, seconds);
   const auto& us = turns.us;
@@ -194,9 +165,9 @@ Numbers measured_attention(RankOfBench& rank, const DeviceMesh& mesh, std::int64
   split->x = distribute(serial->x, manager.layout(serial->x.shape()));
   split->dy = distribute(serial->dy, manager.layout(serial->dy.shape()));
   serial->run();
-  const Turns turns({{[split] { split->run(); }, [split, serial] { return compared(*split, *serial); }},
-                     {[serial] { serial->run(); }, fine}},
-                    agree, seconds);
+  const TimedTurns turns({{[split] { split->run(); }, [split, serial] { return compared(*split, *serial); }},
+                          {[serial] { serial->run(); }, fine}},
+                         agree, seconds);
   const auto& us = turns.us;
   return {{"median_us", median(us[0])},
           {"p99_us", turns.p99_us},

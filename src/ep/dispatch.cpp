@@ -11,6 +11,8 @@
 #include "ep/tokens.hpp"
 #include "ep/views.hpp"
 #include "weft/base/error.hpp"
+#include "weft/nn/float8.hpp"
+#include "weft/nn/frame.hpp"
 #include "weft/nn/layouts.hpp"
 
 namespace weft {
@@ -53,61 +55,65 @@ std::vector<std::int64_t> starts(std::span<const std::int64_t> counts) {
   return first;
 }
 
-// An all_to_all_v of rows, then the rows `order` of what came; an empty order: as they came.
-class RowSteps final : public Transfer::Steps {
- public:
-  RowSteps(Compute& compute, Tensor sent, Tensor came, Work work, std::span<const std::int64_t> order,
-           bool in_order)
-      : compute_(compute),
-        sent_(std::move(sent)),
-        came_(std::move(came)),
-        work_(std::move(work)),
-        order_(order),
-        in_order_(in_order) {}
-  bool done() override { return work_.done(); }
-  Tensor finish() override;
-
- private:
-  Compute& compute_;
-  const Tensor sent_, came_;
-  Work work_;
-  const std::span<const std::int64_t> order_;
-  const bool in_order_;
-};
-
-// to = the rows `order` of x, each of `bytes` bytes
-void copy_rows(const std::byte* x, std::span<const std::int64_t> order, std::size_t bytes, std::byte* to) {
+// to = the rows `order` of x, each of `bytes` bytes; row ~i is row i of `own`
+void copy_rows(const std::byte* x, const std::byte* own, std::span<const std::int64_t> order,
+               std::size_t bytes, std::byte* to) {
+  if (bytes == 0) return;
   for (const std::int64_t row : order) {
-    std::memcpy(to, x + static_cast<std::size_t>(row) * bytes, bytes);
+    std::memcpy(
+        to,
+        row < 0 ? own + static_cast<std::size_t>(~row) * bytes : x + static_cast<std::size_t>(row) * bytes,
+        bytes);
     to += bytes;
   }
 }
 
-Tensor rows_in_order(Compute& compute, const Tensor& x, std::span<const std::int64_t> order, Memory memory) {
-  const Tensor y = compute.make({static_cast<std::int64_t>(order.size()), x.size(1)}, x.dtype(), memory);
-  if (x.size(1) > 0)
-    copy_rows(x.data(), order, static_cast<std::size_t>(x.size(1) * size_bytes(x.dtype())), y.data());
+std::size_t row_bytes(const Tensor& x) { return static_cast<std::size_t>(x.size(1) * size_bytes(x.dtype())); }
+
+Tensor rows_in_order(Compute& compute, const Tensor& x, const Tensor& own,
+                     std::span<const std::int64_t> order, Memory memory) {
+  const Tensor y = compute.make({static_cast<std::int64_t>(order.size()), own.size(1)}, own.dtype(), memory);
+  copy_rows(x ? x.data() : nullptr, own.data(), order, row_bytes(own), y.data());
   return y;
 }
 
-Tensor RowSteps::finish() {
-  work_.wait();
-  return in_order_ ? came_ : rows_in_order(compute_, came_, order_, Memory::local);
-}
+// An all_to_all_v of rows between different ranks. After it: `came` itself, or, with an order, its rows and
+// those of `own` in this order.
+class RowSteps final : public Transfer::Steps {
+ public:
+  RowSteps(Compute& compute, Tensor sent, Tensor came, Tensor own, Work work,
+           std::span<const std::int64_t> order)
+      : compute_(compute),
+        sent_(std::move(sent)),
+        came_(std::move(came)),
+        own_(std::move(own)),
+        work_(std::move(work)),
+        order_(order) {}
+  bool done() override { return work_.done(); }
+  Tensor finish() override {
+    work_.wait();
+    return own_ ? rows_in_order(compute_, came_, own_, order_, Memory::local) : came_;
+  }
 
-Transfer start_rows(Compute& compute, ProcessGroup& group, Tensor sent,
-                    std::span<const std::int64_t> send_counts, std::span<const std::int64_t> receive_counts,
-                    std::span<const std::int64_t> order, bool in_order) {
-  const std::int64_t width = sent.size(1);
-  std::vector<std::int64_t> in(send_counts.begin(), send_counts.end()),
-      out(receive_counts.begin(), receive_counts.end());
-  for (std::int64_t& count : in) count *= width;
-  for (std::int64_t& count : out) count *= width;
-  const Tensor came = compute.make({sum(receive_counts), width}, sent.dtype(), Memory::shared);
-  Work work = group.all_to_all_v(sent.view(), came.view(), {in}, {out});
-  return Transfer(
-      std::make_unique<RowSteps>(compute, std::move(sent), came, std::move(work), order, in_order));
-}
+ private:
+  Compute& compute_;
+  const Tensor sent_, came_, own_;
+  Work work_;
+  const std::span<const std::int64_t> order_;
+};
+
+// Blocks of rows as blocks of elements; that of `rank` itself does not travel.
+struct RowBlocks {
+  RowBlocks(std::span<const std::int64_t> rows, std::int64_t width, int rank)
+      : counts(rows.begin(), rows.end()), offsets(starts(rows)) {
+    counts[static_cast<std::size_t>(rank)] = 0;
+    offsets.pop_back();
+    for (std::int64_t& count : counts) count *= width;
+    for (std::int64_t& offset : offsets) offset *= width;
+  }
+  operator Blocks() const { return {counts, offsets}; }
+  std::vector<std::int64_t> counts, offsets;
+};
 
 void expect_rows(std::string_view call, std::string_view what, const Tensor& x, std::int64_t rows) {
   ep::expect_matrix(call, what, x.view());
@@ -240,7 +246,9 @@ TokenRoutes::TokenRoutes(const ExpertChoices& choices, int rank, int top_k,
   std::int64_t came = 0;
   for (int s = 0; s < ranks_; ++s) {
     const std::int64_t came_before = came;
-    const std::size_t returned_before = returned_.size();
+    const bool own_rows = s == rank;  // they do not travel
+    std::vector<std::int64_t>& returned = own_rows ? own_results_ : returned_;
+    const std::size_t returned_before = returned.size();
     for (std::int64_t t = begin[static_cast<std::size_t>(s)]; t < begin[static_cast<std::size_t>(s) + 1];
          ++t) {
       bool comes = false;
@@ -248,15 +256,15 @@ TokenRoutes::TokenRoutes(const ExpertChoices& choices, int rank, int top_k,
            ++i) {
         if (experts[i] < 0 || owner[static_cast<std::size_t>(experts[i])] != rank) continue;
         const auto row = static_cast<std::size_t>(next[static_cast<std::size_t>(experts[i] - first)]++);
-        source_[row] = came;
+        source_[row] = own_rows ? ~(t - begin[static_cast<std::size_t>(s)]) : came;
         row_weights_[row] = choices.weights.f32()[i];
-        returned_.push_back(static_cast<std::int64_t>(row));
+        returned.push_back(static_cast<std::int64_t>(row));
         comes = true;
       }
-      came += comes ? 1 : 0;
+      came += comes && !own_rows ? 1 : 0;
     }
     receive_counts_.push_back(came - came_before);
-    return_counts_.push_back(static_cast<std::int64_t>(returned_.size() - returned_before));
+    return_counts_.push_back(own_rows ? 0 : static_cast<std::int64_t>(returned.size() - returned_before));
   }
 
   // The rows that go from here: each token once to each rank, and the results by rank, token and choice.
@@ -275,35 +283,42 @@ TokenRoutes::TokenRoutes(const ExpertChoices& choices, int rank, int top_k,
         result_of_[i] = result++;
         goes = true;
       }
-      if (goes) sent_tokens_.push_back(t);
+      if (goes && r != rank) sent_tokens_.push_back(t);
     }
     send_counts_.push_back(static_cast<std::int64_t>(sent_tokens_.size() - sent_before));
     result_counts_.push_back(result - result_before);
   }
 }
 
-std::int64_t TokenRoutes::sent_rows() const noexcept {
-  return sum(send_counts_) - send_counts_[static_cast<std::size_t>(rank_)];
-}
-std::int64_t TokenRoutes::received_rows() const noexcept {
-  return sum(receive_counts_) - receive_counts_[static_cast<std::size_t>(rank_)];
-}
+std::int64_t TokenRoutes::sent_rows() const noexcept { return sum(send_counts_); }
+std::int64_t TokenRoutes::received_rows() const noexcept { return sum(receive_counts_); }
 
 Transfer TokenRoutes::start_dispatch(Compute& compute, ProcessGroup* group, const Tensor& x) const {
   expect_rows("dispatch", "x", x, tokens_);
-  if (ranks_ == 1) {
-    const Tensor sent = rows_in_order(compute, x, sent_tokens_, Memory::local);
-    return Transfer(rows_in_order(compute, sent, source_, Memory::local));
-  }
-  return start_rows(compute, *group, rows_in_order(compute, x, sent_tokens_, Memory::shared), send_counts_,
-                    receive_counts_, source_, false);
+  if (ranks_ == 1) return Transfer(rows_in_order(compute, {}, x, source_, Memory::local));
+  const std::int64_t width = x.size(1);
+  Tensor sent = rows_in_order(compute, x, x, sent_tokens_, Memory::shared);
+  const Tensor came = compute.make({received_rows(), width}, x.dtype(), Memory::shared);
+  Work work = group->all_to_all_v(sent.view(), came.view(), RowBlocks(send_counts_, width, rank_),
+                                  RowBlocks(receive_counts_, width, rank_));
+  return Transfer(std::make_unique<RowSteps>(compute, std::move(sent), came, x, std::move(work), source_));
 }
 
 Transfer TokenRoutes::start_combine(Compute& compute, ProcessGroup* group, const Tensor& rows_in) const {
   expect_rows("combine", "rows", rows_in, rows());
-  if (ranks_ == 1) return Transfer(rows_in_order(compute, rows_in, returned_, Memory::local));
-  return start_rows(compute, *group, rows_in_order(compute, rows_in, returned_, Memory::shared),
-                    return_counts_, result_counts_, {}, true);
+  const std::int64_t width = rows_in.size(1);
+  const Tensor results = compute.make({sum(result_counts_), width}, rows_in.dtype(),
+                                      ranks_ == 1 ? Memory::local : Memory::shared);
+  const RowBlocks blocks(result_counts_, width, rank_);
+  const std::int64_t own = blocks.offsets[static_cast<std::size_t>(rank_)];
+  copy_rows(rows_in.data(), nullptr, own_results_, row_bytes(rows_in),
+            results.data() + own * size_bytes(rows_in.dtype()));
+  if (ranks_ == 1) return Transfer(results);
+  Tensor sent = rows_in_order(compute, rows_in, rows_in, returned_, Memory::shared);
+  Work work =
+      group->all_to_all_v(sent.view(), results.view(), RowBlocks(return_counts_, width, rank_), blocks);
+  return Transfer(std::make_unique<RowSteps>(compute, std::move(sent), results, Tensor(), std::move(work),
+                                             std::span<const std::int64_t>()));
 }
 
 void TokenRoutes::weighted_sum(const Tensor& results, const ConstTensorView& weights,
@@ -355,6 +370,51 @@ void TokenRoutes::row_products(const Tensor& results, const Tensor& dy, const Te
       }
     }
   });
+}
+
+namespace {
+constexpr std::int64_t kScaleBytes = sizeof(float);
+}
+
+Tensor to_float8_rows(Compute& compute, const Tensor& x) {
+  ep::expect_matrix("to_float8_rows", "x", x.view());
+  expect_f32_or_bf16("to_float8_rows", "x", x);
+  const std::int64_t count = x.size(0), width = x.size(1);
+  std::vector<float> scales(static_cast<std::size_t>(count));
+  float8::amax(kernels_of(compute), x.view(), float8::Granularity::rowwise, scales.data());
+  for (float& scale : scales) scale = float8::scale_of(scale, DType::f8e4m3, true);
+  const Tensor codes = compute.make(x.shape(), DType::f8e4m3),
+               rows = compute.make({count, width + kScaleBytes}, DType::u8);
+  float8::quantise(kernels_of(compute), x.view(), float8::Granularity::rowwise, scales.data(), codes.view());
+  for (std::int64_t r = 0; r < count; ++r) {
+    std::byte* const to = rows.data() + r * (width + kScaleBytes);
+    if (width > 0) std::memcpy(to, codes.data() + r * width, static_cast<std::size_t>(width));
+    std::memcpy(to + width, &scales[static_cast<std::size_t>(r)], kScaleBytes);
+  }
+  return rows;
+}
+
+Tensor from_float8_rows(Compute& compute, const Tensor& rows, DType dtype) {
+  ep::expect_matrix("from_float8_rows", "rows", rows.view());
+  const std::int64_t count = rows.size(0), width = rows.size(1) - kScaleBytes;
+  if (rows.dtype() != DType::u8 || width < 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("from_float8_rows: rows is {} {}; expected u8 (rows, width + {})",
+                            name(rows.dtype()), to_string(rows.shape()), kScaleBytes));
+  const Tensor codes = compute.make({count, width}, DType::f8e4m3), y = compute.make({count, width}, dtype);
+  expect_f32_or_bf16("from_float8_rows", "the result", y);
+  for (std::int64_t r = 0; r < count && width > 0; ++r)
+    std::memcpy(codes.data() + r * width, rows.data() + r * rows.size(1), static_cast<std::size_t>(width));
+  float8::widen(kernels_of(compute), codes.view(), y.view());
+  by_dtype(dtype, [&]<class T>() {
+    for (std::int64_t r = 0; r < count; ++r) {
+      float scale = 1;
+      std::memcpy(&scale, rows.data() + r * rows.size(1) + width, kScaleBytes);
+      T* const row = y.data_ptr<T>() + r * width;
+      for (std::int64_t c = 0; c < width; ++c) row[c] = static_cast<T>(widen(row[c]) / scale);
+    }
+  });
+  return y;
 }
 
 }  // namespace weft

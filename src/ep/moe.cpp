@@ -156,12 +156,15 @@ Tensors MoE::do_forward(Inputs inputs, Frame& frame) {
   const TokenRoutes routes = this->routes(choices[0], choices[1], choices[2]);
   ProcessGroup* const group = travels ? &expert_axis_.group() : nullptr;
 
-  Transfer dispatch = routes.start_dispatch(frame.compute(), group, as_rows(x));
+  const bool as_codes = config_.float8_dispatch;
+  Transfer dispatch = routes.start_dispatch(
+      frame.compute(), group, as_codes ? to_float8_rows(frame.compute(), as_rows(x)) : as_rows(x));
   const Tensor shared = shared_expert ? shared_expert->forward(x, frame)[0] : Tensor();
   const Tensor offsets =
       frame.compute().make({static_cast<std::int64_t>(routes.offsets().size())}, DType::i64);
   std::ranges::copy(routes.offsets(), offsets.as<std::int64_t>().begin());
-  const Tensor rows = dispatch.finish();
+  const Tensor came = dispatch.finish();
+  const Tensor rows = as_codes ? from_float8_rows(frame.compute(), came, x.dtype()) : came;
   experts.set_tokens_layout(x.layout());
   const Tensor computed = experts.forward({rows, offsets}, frame)[0];
   const Tensor results = routes.start_combine(frame.compute(), group, computed).finish();

@@ -25,6 +25,7 @@ MoEConfig MoETransformerConfig::layer() const {
   c.router = router;
   c.shared_hidden = shared_hidden;
   c.scale_outputs_by_load = scale_outputs_by_load;
+  c.float8_dispatch = float8_dispatch;
   c.init = Normal{transformer.init_std};
   c.down_init = transformer.branch_end();
   return c;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -159,6 +160,75 @@ TEST(Dispatch, ATokenIsSentOnceToEachRank) {
     EXPECT_EQ(routes.received_rows(), 1);
     EXPECT_EQ(routes.rows(), 4);
   });
+}
+
+// Rows of eight bits are the values of the codes of each row, divided by its scale.
+TEST(Dispatch, Float8RowsHoldWhatTheyRoundTo) {
+  Context context;
+  Compute compute(context);
+  const Tensor x(context, {3, 20});
+  std::mt19937 random(3);
+  for (std::size_t i = 0; i < 60; ++i)
+    x.f32()[i] = (static_cast<float>(random() % 2001) - 1000) * (i < 20 ? 1e-5f : i < 40 ? 0.0f : 1e4f);
+  const Tensor rows = to_float8_rows(compute, x);
+  EXPECT_EQ(rows.shape(), (Shape{3, 24}));
+  const Tensor y = from_float8_rows(compute, rows, DType::f32),
+               in_bf16 = from_float8_rows(compute, rows, DType::bf16);
+  for (std::size_t i = 0; i < 60; ++i) {
+    const std::size_t row = i / 20;
+    float largest = 0;
+    for (std::size_t c = 0; c < 20; ++c) largest = std::max(largest, std::abs(x.f32()[row * 20 + c]));
+    // e4m3 has four significant bits, down to 2^-9 of the scaled values, whose largest is from 224 to 448.
+    EXPECT_LE(std::abs(y.f32()[i] - x.f32()[i]),
+              std::max(std::abs(x.f32()[i]) / 16, largest * 0x1p-10f / 224))
+        << i;
+    EXPECT_EQ(static_cast<float>(in_bf16.as<bf16>()[i]), y.f32()[i]);
+  }
+  // Values that were rounded once stay.
+  EXPECT_TRUE(
+      std::ranges::equal(from_float8_rows(compute, to_float8_rows(compute, y), DType::f32).f32(), y.f32()));
+  EXPECT_EQ(to_float8_rows(compute, Tensor(context, {0, 20})).shape(), (Shape{0, 24}));
+  test::expect_error(ErrorCode::bad_argument,
+                     "from_float8_rows: rows is f32 (3, 20); expected u8 (rows, width + 4)",
+                     [&] { return from_float8_rows(compute, x, DType::f32); });
+}
+
+// A rank that is stopped in the middle of a dispatch: the others name it when the deadline is over.
+TEST(Dispatch, AStoppedRankIsNamed) {
+  test::RankOptions options;
+  options.deadline = std::chrono::milliseconds(700);
+  test::RankProcesses ranks(
+      3,
+      [](Rank& rank) {
+        Compute compute(rank.context);
+        const Tensor experts(rank.context, {2, 1}, DType::i32), weights(rank.context, {2, 1}),
+            x(rank.context, {2, 4});
+        experts.as<std::int32_t>()[0] = 0, experts.as<std::int32_t>()[1] = 2;
+        ProcessGroup& group = rank.group();
+        group.barrier().wait();
+        rank.meet("ready");
+        const Error e = test::error_of([&] {
+          for (;;) {
+            const ExpertChoices choices = gather_choices(compute, group, experts, weights);
+            const TokenRoutes routes(choices, rank.rank, 1, Numbers{0, 1, 2, 3});
+            const Tensor rows = routes.start_dispatch(compute, &group, x).finish();
+            routes.start_combine(compute, &group, rows).finish();
+          }
+          return 0;
+        });
+        if (rank.rank == 1) return;  // it goes on when the others are gone
+        EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+        EXPECT_EQ(test::ranks_of(e), std::vector<int>{1});
+        rank.store->set("named by " + std::to_string(rank.rank), "1");
+      },
+      options);
+  ranks.store().get("test/met/ready", Deadline::after(std::chrono::seconds(10)));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  ranks[1].stop();
+  for (const char* by : {"named by 0", "named by 2"})
+    EXPECT_NO_THROW(ranks.store().get(by, Deadline::after(std::chrono::seconds(10))));
+  ranks[1].resume();
+  ranks.finish({1});
 }
 
 TEST(Dispatch, RefusesByName) {

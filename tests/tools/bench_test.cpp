@@ -294,6 +294,23 @@ TEST_F(WeftBench, PipelinesHaveTheirBubbles) {
   expect_refused({"pipeline", "--json", "x"}, "bench: --json \"x\"; expected none for pipeline");
 }
 
+TEST_F(WeftBench, ExpertsAreBesideTheirParts) {
+  const auto json_path = folder_ / "experts.json";
+  ASSERT_EQ(
+      run({"experts", "--dispatch", "16x32", "--expert-layers", "8", "--rounds", "1", "--json", json_path}),
+      ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_, ContainsRegex("case +dispatch us +bare us +ratio +combine us"));
+  EXPECT_THAT(out_, ContainsRegex("dispatch/16x32 +[0-9.]+ +[0-9.]+ +[0-9.]+ +[0-9.]+\n"));
+  EXPECT_THAT(out_, ContainsRegex("layer/8 +[0-9.]+ +[0-9.]+ +[0-9.]+\n"));
+  const json rows = json::parse(contents(json_path)).at("rows");
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_GT(rows[0].at("sent_bytes").get<double>(), 0);
+  EXPECT_GT(rows[1].at("dense_us").get<double>(), 0);
+  expect_refused({"experts", "--against", "torch"},
+                 "bench: --against \"torch\"; expected none: experts is ours alone");
+}
+
 TEST_F(WeftBench, LayersThatThereAreNotAreNamed) {
   expect_refused({"layers", "--layers", "lstm"},
                  "bench: --layers \"lstm\"; expected linear2, mlp, attention, conv, head");

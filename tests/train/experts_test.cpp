@@ -110,6 +110,8 @@ TEST(ExpertParallel, EveryOptionHasTheResultsOfOneRank) {
   configs.push_back(config(8));
   configs.back().kind = ExpertKind::gelu;
   configs.back().shared_hidden = 0;
+  configs.push_back(config(8));
+  configs.back().float8_dispatch = true;
   for (const MeshShape& shape : {mesh_of(2, 2, 1), mesh_of(1, 2, 2)})
     test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
       for (std::size_t i = 0; i < configs.size(); ++i) {

@@ -40,6 +40,12 @@ void add_bench(CLI::App& app, Body& chosen) {
                 "domain: convolutions, channels x rows of each rank x columns; default: 8x16x16,32x64x128,"
                 "64x32x64,16x256x256")
       ->delimiter(',');
+  c->add_option("--dispatch", o->dispatches,
+                "experts: tokens of each rank x width, such as 128x7168; default: 128x7168,2048x1024")
+      ->delimiter(',');
+  c->add_option("--expert-layers", o->expert_layers,
+                "experts: a layer with these tokens of each rank; default: 512")
+      ->delimiter(',');
   c->add_option("--sequences", o->sequences, "domain: attention, positions of all ranks; default: 1024,4096")
       ->delimiter(',');
   c->add_option("--passes", o->passes, "layers and domain: forward, both; default: each")->delimiter(',');

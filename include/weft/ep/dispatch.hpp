@@ -62,7 +62,7 @@ class TokenRoutes {
 
   /// Begins to send x: (tokens, width) to the experts. The result is (rows, width): one row for each choice
   /// of an expert of this rank. Any dtype. `group` has the ranks of the choices; null if there is one.
-  /// Collective: one all_to_all_v. x may be written again when the call returns.
+  /// Collective: one all_to_all_v of what other ranks need. Nobody may write x before finish().
   Transfer start_dispatch(Compute& compute, ProcessGroup* group, const Tensor& x) const;
   /// Begins to send rows: (rows, width) back. The result is (choices that were not dropped, width), in an
   /// order of its own, which weighted_sum() and row_products() know.
@@ -79,14 +79,22 @@ class TokenRoutes {
  private:
   std::int64_t tokens_;
   int top_k_, ranks_, rank_;
-  std::vector<std::int64_t> offsets_;                        // by expert of this rank
-  std::vector<float> row_weights_;                           // by row
-  std::vector<std::int64_t> sent_tokens_;                    // tokens to send, by rank
-  std::vector<std::int64_t> send_counts_, receive_counts_;   // rows of a dispatch, by rank
-  std::vector<std::int64_t> source_;                         // by row: which row of the received ones
-  std::vector<std::int64_t> returned_;                       // rows to send back, by rank
+  std::vector<std::int64_t> offsets_;                       // by expert of this rank
+  std::vector<float> row_weights_;                          // by row
+  std::vector<std::int64_t> sent_tokens_;                   // tokens to send to other ranks, by rank
+  std::vector<std::int64_t> send_counts_, receive_counts_;  // rows of a dispatch, by rank
+  std::vector<std::int64_t> source_;       // by row: which received row; ~t: this rank's token t
+  std::vector<std::int64_t> returned_;     // rows to send back to other ranks, by rank
+  std::vector<std::int64_t> own_results_;  // rows of this rank's own tokens, in their order
   std::vector<std::int64_t> return_counts_, result_counts_;  // rows of a combine, by rank
   std::vector<std::int64_t> result_of_;  // by choice of this rank: which row of the results; -1: dropped
 };
+
+/// The rows of x, (rows, width) in f32 or bf16, as bytes that travel in a dispatch: (rows, width + 4) of u8.
+/// A row is the codes of f8e4m3 of its elements times the row's scale, then this scale, a power of two
+/// (float8::scale_of()).
+Tensor to_float8_rows(Compute& compute, const Tensor& x);
+/// The values of such rows: code / scale, in f32 or bf16, which hold each of them exactly.
+Tensor from_float8_rows(Compute& compute, const Tensor& rows, DType dtype);
 
 }  // namespace weft

@@ -28,6 +28,10 @@ struct MoEConfig {
   /// expert i), of the global batch before capacity. This changes the values of the layer, not only
   /// gradients; other programs call it a gradient scale.
   bool scale_outputs_by_load = false;
+  /// Whether tokens travel to their experts as codes of eight bits with a scale for each row, a quarter of
+  /// the bytes of f32. Experts on every rank compute with the same rounded rows, so results still do not
+  /// depend on the mesh; results and gradients travel in the dtype of x.
+  bool float8_dispatch = false;
   Init init = Normal{0.02}, down_init = Normal{0.02};
 
   /// Throws bad_argument if sizes do not fit: `moe: experts is 0; expected at least 1`.

@@ -20,7 +20,7 @@ struct MoETransformerConfig {
   /// Block i has experts if i + 1 is a multiple of this number.
   std::int64_t every = 1;
   RouterOptions router = {};
-  bool scale_outputs_by_load = false;  ///< see MoEConfig
+  bool scale_outputs_by_load = false, float8_dispatch = false;  ///< see MoEConfig
 
   bool has_experts(std::int64_t block) const noexcept { return (block + 1) % every == 0; }
   MoEConfig layer() const;  ///< of each mixture of experts

@@ -152,8 +152,9 @@ json Contest::to_json() const {
         json row = {{"who", c.title},         {"ranks", cell->row.value("ranks", 0)},
                     {"case", cases_[k]},      {"median_us", cell->median_us},
                     {"p99_us", cell->p99_us}, {"rounds_us", cell->rounds}};
-        for (const char* extra : {"sent_bytes", "theory_bytes", "GFLOPs", "peak_GFLOPs", "local_us",
-                                  "exchange_us", "over", "serial_us", "gain", "samples"})
+        for (const char* extra :
+             {"sent_bytes", "theory_bytes", "GFLOPs", "peak_GFLOPs", "local_us", "exchange_us", "over",
+              "serial_us", "gain", "bare_us", "combine_us", "dense_us", "samples"})
           if (cell->row.contains(extra)) row[extra] = cell->row.at(extra);
         rows.push_back(std::move(row));
       }

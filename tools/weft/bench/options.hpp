@@ -8,9 +8,9 @@
 namespace weft::bench {
 
 struct Options {
-  std::string op;     ///< "all_reduce", …, "p2p", "facade", "overlap", "layers", "data", "domain"
-  bool c = false;     ///< facade: weft.h above ProcessGroup
-  bool list = false;  ///< instead of measuring: lists the available ones
+  std::string op;  ///< "all_reduce", …, "p2p", "facade", "overlap", "layers", "data", "domain", "experts"
+  bool c = false;  ///< facade: weft.h above ProcessGroup
+  bool list = false;                 ///< instead of measuring: lists the available ones
   std::vector<std::string> against;  ///< peers by name
   std::vector<std::string> memory;   ///< of ours: shared, foreign, single_copy, staged
   std::vector<std::string> backends = {"shm"};
@@ -25,6 +25,7 @@ struct Options {
   std::vector<std::string> cases;  ///< data; empty: all
   // domain: empty: the program's own
   std::vector<std::string> maps, sequences;
+  std::vector<std::string> dispatches, expert_layers;  ///< experts; empty: the program's own
   int ranks = 2, rounds = 2;
   double seconds = 0.2;  ///< of sampling per case
   double limit = 100;    ///< seconds, for one case of one program

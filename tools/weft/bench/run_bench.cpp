@@ -15,6 +15,7 @@
 #include "columns.hpp"
 #include "data.hpp"
 #include "domain.hpp"
+#include "experts.hpp"
 #include "layers.hpp"
 #include "other_load.hpp"
 #include "pipeline.hpp"
@@ -58,6 +59,7 @@ const std::vector<Operation> kOperations = {
     {"domain", "domain_bench", "layers on maps and sequences that are cut over the ranks, ours alone"},
     {"pipeline", "pipeline_bench",
      "the bubbles of pipeline schedules on ranks that sleep, and messages between stages, ours alone"},
+    {"experts", "experts_bench", "tokens on their way to experts, and layers of experts, ours alone"},
 };
 
 std::vector<std::string> names_of_operations() {
@@ -430,6 +432,7 @@ int run_bench(Options o) {
     if (o.op == "data") return bench_data(o), 0;
     if (o.op == "domain") return bench_domain(o), 0;
     if (o.op == "pipeline") return bench_pipeline(o);
+    if (o.op == "experts") return bench_experts(o), 0;
     if (o.op == "facade" || o.op == "overlap") return alone(o, o.op);
     return compare(o, o.op == "p2p" ? kMessages : o.op == "halo" ? kHalos : std::vector<std::string>{o.op});
   } catch (const Interrupted& i) {
