@@ -243,6 +243,7 @@ TokenRoutes::TokenRoutes(const ExpertChoices& choices, int rank, int top_k,
   std::vector<std::int64_t> next(offsets_.begin(), offsets_.end() - 1);
   source_.resize(static_cast<std::size_t>(rows()));
   row_weights_.resize(static_cast<std::size_t>(rows()));
+  row_tokens_.resize(static_cast<std::size_t>(rows()));
   std::int64_t came = 0;
   for (int s = 0; s < ranks_; ++s) {
     const std::int64_t came_before = came;
@@ -258,6 +259,7 @@ TokenRoutes::TokenRoutes(const ExpertChoices& choices, int rank, int top_k,
         const auto row = static_cast<std::size_t>(next[static_cast<std::size_t>(experts[i] - first)]++);
         source_[row] = own_rows ? ~(t - begin[static_cast<std::size_t>(s)]) : came;
         row_weights_[row] = choices.weights.f32()[i];
+        row_tokens_[row] = t;
         returned.push_back(static_cast<std::int64_t>(row));
         comes = true;
       }

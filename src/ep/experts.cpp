@@ -108,6 +108,31 @@ void activate(KernelContext& ctx, ExpertKind kind, const ExpertActivations& a) {
   });
 }
 
+// sum = the balanced binary tree over the products dᵀ x of these blocks of rows; one of no rows is +0.
+void tree_of_blocks(KernelContext& ctx, const ConstTensorView& d, const ConstTensorView& x,
+                    std::span<const std::int64_t> offsets, const TensorView& sum) {
+  const std::size_t blocks = offsets.size() - 1;
+  if (blocks == 1) {
+    const std::int64_t first = offsets[0], count = offsets[1] - first;
+    return multiply(ctx, rows_of_view(d, first, count), Stored::transposed, rows_of_view(x, first, count),
+                    Stored::plain, sum.as<float>().data(), sum.shape[0], sum.shape[1], count, false);
+  }
+  tree_of_blocks(ctx, d, x, offsets.first(blocks / 2 + 1), sum);
+  std::vector<float> memory(static_cast<std::size_t>(sum.count()));
+  const TensorView second = view(memory.data(), sum.shape);
+  tree_of_blocks(ctx, d, x, offsets.subspan(blocks / 2), second);
+  kernels::add(ctx, sum.as<float>().data(), memory.data(), sum.as<float>().data(), sum.count());
+}
+
+// dw = or += that tree
+void add_tree(KernelContext& ctx, const ConstTensorView& d, const ConstTensorView& x,
+              std::span<const std::int64_t> offsets, const TensorView& dw, bool add) {
+  if (!add) return tree_of_blocks(ctx, d, x, offsets, dw);
+  std::vector<float> memory(static_cast<std::size_t>(dw.count()));
+  tree_of_blocks(ctx, d, x, offsets, view(memory.data(), dw.shape));
+  kernels::add(ctx, dw.as<float>().data(), memory.data(), dw.as<float>().data(), dw.count());
+}
+
 // gate and up become their gradients, from that of hidden.
 void activate_backward(KernelContext& ctx, ExpertKind kind, const ConstTensorView& dhidden,
                        const ExpertActivations& a) {
@@ -186,10 +211,21 @@ void experts_backward(KernelContext& ctx, ExpertKind kind, const ConstTensorView
     if (dw.data == nullptr) return;
     each([&](std::int64_t e, std::int64_t first, std::int64_t count) {
       const TensorView to = matrix_of(dw, e);
+      if (gradients.blocks > 0) {
+        const auto of_expert =
+            gradients.block_offsets.subspan(static_cast<std::size_t>(e * (gradients.blocks + 1)),
+                                            static_cast<std::size_t>(gradients.blocks) + 1);
+        return add_tree(ctx, d, of, of_expert, to, add);
+      }
       multiply(ctx, rows_of_view(d, first, count), Stored::transposed, rows_of_view(of, first, count),
                Stored::plain, to.as<float>().data(), to.shape[0], to.shape[1], count, add);
     });
   };
+  if (gradients.blocks != 0 &&
+      gradients.block_offsets.size() != static_cast<std::size_t>(s.experts * (gradients.blocks + 1)))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("experts_backward: {} block offsets; expected {} experts x ({} blocks + 1)",
+                            gradients.block_offsets.size(), s.experts, gradients.blocks));
   const DType of_weights = w.up.dtype;
   std::vector<std::byte> memory(static_cast<std::size_t>(kept.hidden.bytes()));
   const TensorView dhidden{
@@ -263,7 +299,7 @@ LayoutRef Experts::gradient_layout(const Parameter& p) const {
 }
 
 Tensors Experts::do_forward(Inputs inputs, Frame& frame) {
-  expect_count(inputs, 2, "inputs");
+  expect_count(inputs, frame.exact() ? 3 : 2, "inputs");
   const Tensor &x = inputs[0], &offsets = inputs[1];
   const Tensor up_weight = up_proj->weight();
   const Shape of_hidden{x.size(0), up_weight.size(1)};
@@ -275,6 +311,7 @@ Tensors Experts::do_forward(Inputs inputs, Frame& frame) {
                    down_proj->weight().view()},
                   {gate ? gate.view() : TensorView{}, up.view(), hidden.view()}, y.view());
   Tensors kept{x, offsets, up, hidden};
+  if (frame.exact()) kept.push_back(inputs[2]);
   if (gate) kept.push_back(gate);
   frame.push(*this, std::move(kept));
   return {y};
@@ -284,9 +321,13 @@ Tensors Experts::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   const Tensors kept = frame.pop(*this);
   const Tensor &x = kept[0], &offsets = kept[1], &up = kept[2], &hidden = kept[3];
-  const Tensor gate = gate_proj ? kept[4] : Tensor();
+  const Tensor gate = gate_proj ? kept.back() : Tensor();
   const Tensor dx = frame.compute().make(x.shape(), x.dtype(), dx_memory());
   ExpertGradients to;
+  if (frame.exact()) {
+    to.block_offsets = kept[4].as<std::int64_t>();
+    to.blocks = static_cast<int>(kept[4].size(1)) - 1;
+  }
   // The parameters' gradients are written by one call: each accumulate() gives the place of its own.
   const auto run = [&] {
     experts_backward(frame.kernels(), kind_, gradients[0].view(), x.view(), offsets.as<std::int64_t>(),

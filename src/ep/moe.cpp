@@ -128,6 +128,43 @@ Tensor MoE::load_scales(const Tensor& chosen, Frame& frame) const {
   return scales;
 }
 
+// For each expert of this rank, the rows of each block of samples: (experts, blocks + 1) row numbers.
+Tensor MoE::sample_blocks(const Tensor& x, const TokenRoutes& routes, Frame& frame) const {
+  const auto refuse = [&](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, fmt::format("exact: \"{}\": {}", path(), text));
+  };
+  if (contributions(x.layout(), experts) != x.layout())
+    refuse(
+        "the hidden features of experts are split over the tensor axis; expected experts that are whole "
+        "there");
+  const DeviceMesh axes = ep::sample_axes(x.layout());
+  int groups = axes ? axes.size() : 1;  // of ranks that exchange tokens
+  if (expert_axis_ && expert_axis_.size() > 1) {
+    groups /= expert_axis_.size();
+    if (!(axes.each_axis().back() == expert_axis_))
+      refuse(fmt::format("samples are split over {}; expected {} as the last axis", axes.name(),
+                         expert_axis_.name()));
+  }
+  if (kExactBlocks % groups != 0)
+    refuse(fmt::format("{} data ranks do not divide {} blocks", groups, kExactBlocks));
+  const int blocks = kExactBlocks / groups;
+  const std::int64_t samples = layouts::global_shape(x)[0] / groups,
+                     of_sample = x.size(0) == 0 ? 0 : x.count() / (x.size(0) * config_.dim);
+  const auto count = static_cast<std::int64_t>(routes.offsets().size()) - 1;
+  const Tensor offsets = frame.compute().make({count, blocks + 1}, DType::i64);
+  const auto tokens = routes.row_tokens();
+  for (std::int64_t e = 0; e < count; ++e) {
+    const auto begin = tokens.begin() + routes.offsets()[static_cast<std::size_t>(e)],
+               end = tokens.begin() + routes.offsets()[static_cast<std::size_t>(e) + 1];
+    for (int b = 0; b <= blocks; ++b) {
+      const std::int64_t first = b == blocks ? samples : exact_block(samples, blocks, b).offset;
+      offsets.as<std::int64_t>()[static_cast<std::size_t>(e * (blocks + 1) + b)] =
+          std::lower_bound(begin, end, first * of_sample) - tokens.begin();
+    }
+  }
+  return offsets;
+}
+
 Tensors MoE::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor x = layouts::beside(*this, "x", inputs[0], *router.gate.weight);
@@ -166,7 +203,9 @@ Tensors MoE::do_forward(Inputs inputs, Frame& frame) {
   const Tensor came = dispatch.finish();
   const Tensor rows = as_codes ? from_float8_rows(frame.compute(), came, x.dtype()) : came;
   experts.set_tokens_layout(x.layout());
-  const Tensor computed = experts.forward({rows, offsets}, frame)[0];
+  Tensors of_experts{rows, offsets};
+  if (frame.exact()) of_experts.push_back(sample_blocks(x, routes, frame));
+  const Tensor computed = experts.forward(of_experts, frame)[0];
   const Tensor results = routes.start_combine(frame.compute(), group, computed).finish();
   const Tensor y = frame.compute().make(x.shape(), x.dtype(), shared_expert ? Memory::local : out_memory());
   routes.weighted_sum(results, weights.view(), as_rows(y).view());

@@ -130,6 +130,7 @@ struct Mesh {
   bool hsdp = false;
   AcMode ac = AcMode::none;
   DType dtype = DType::f32;  // of weights and activations
+  Exact exact = Exact::no;
 };
 
 BuildOptions options_of(const Mesh& mesh) {
@@ -141,6 +142,7 @@ BuildOptions options_of(const Mesh& mesh) {
   if (mesh.hsdp) options.replicate_axis = "replicate";
   options.ac.mode = mesh.ac;
   options.dtype = options.activations = mesh.dtype;
+  options.exact = mesh.exact;
   return options;
 }
 
@@ -335,6 +337,52 @@ TEST(MoEModel, ExpertsAreInitialisedByTheirGlobalNumber) {
     Training t(rank, {"four", mesh_of(1, 4, 1)}, small());
     EXPECT_EQ(t.built.model->parameter("layers.0.mlp.experts.up_proj")->master().shape(), (Shape{1, 24, 32}));
     EXPECT_EQ(t.whole_parameters(), expected);
+  });
+}
+
+// Losses, norms and parameters have the same bits after 50 steps, whatever the number of data and expert ranks.
+TEST(MoEModel, ExactModeHasTheSameBitsOnEveryMesh) {
+  MoETransformerConfig config = small(8);
+  config.router.capacity = Capacity::by_weight;
+  config.router.capacity_factor = 1.1;
+  constexpr int kSteps = 50;
+  std::optional<Steps> expected;
+  for (const Mesh& how : std::vector<Mesh>{{"one", mesh_of(1, 1, 1)},
+                                           {"ep 2", mesh_of(1, 2, 1)},
+                                           {"ep 4", mesh_of(1, 4, 1)},
+                                           {"ep 8", mesh_of(1, 8, 1)},
+                                           {"dp 2 ep 2", mesh_of(2, 2, 1)},
+                                           {"dp 4 ep 2", mesh_of(4, 2, 1)},
+                                           {"dp 4", mesh_of(4, 1, 1)},
+                                           {"fsdp dp 2 ep 2", mesh_of(2, 2, 1), DataForm::fsdp}}) {
+    Mesh exact = how;
+    exact.exact = Exact::yes;
+    Steps first;
+    test::run_ranks(Ranks::threads, how.shape.size(), [&](Rank& rank) {
+      SCOPED_TRACE(how.name);
+      const Steps got = steps_of(rank, exact, config, kSteps);
+      if (rank.rank == 0) first = got;
+      if (!expected) return;
+      EXPECT_EQ(got.losses, expected->losses);
+      EXPECT_EQ(got.norms, expected->norms);
+      EXPECT_EQ(got.gradients, expected->gradients);
+      EXPECT_EQ(got.parameters, expected->parameters);
+    });
+    if (!expected) expected = first;
+  }
+  EXPECT_LT(expected->losses.back(), expected->losses.front());
+  // Without exact mode a bit differs: the comparison can fail.
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    EXPECT_NE(steps_of(rank, {"dp 2 ep 2", mesh_of(2, 2, 1)}, config, 3).parameters, expected->parameters);
+  });
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Mesh split{"tp 2", mesh_of(1, 1, 2)};
+    split.exact = Exact::yes;
+    EXPECT_EQ(
+        test::error_text(ErrorCode::bad_argument, [&] { return steps_of(rank, split, config, 1).losses; }),
+        "exact: \"layers.0.mlp\": the hidden features of experts are split over the tensor axis; expected "
+        "experts "
+        "that are whole there");
   });
 }
 

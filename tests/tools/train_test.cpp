@@ -236,8 +236,14 @@ TEST_F(TrainTest, LearnsWithExpertsOnAnyMesh) {
   EXPECT_THAT(err(), HasSubstr("--top-k is 2 there and 1 here"));
   ASSERT_EQ(run(with({"--ranks", "3", "--ep", "3"})), 2);
   EXPECT_THAT(err(), HasSubstr("train: 4 experts do not divide into ep=3 (4 = 3 x 1 + 1)"));
-  ASSERT_EQ(run(with({"--exact"})), 2);
-  EXPECT_THAT(err(), HasSubstr("train: exact with experts, which have no rule for exact mode"));
+  ASSERT_EQ(run(with({"--exact", "--ranks", "2", "--tp", "2"})), 2);
+  EXPECT_THAT(err(), HasSubstr("train: exact with experts over tp=2"));
+  ASSERT_EQ(run(with({"--exact", "--batch", "8", "--until", "4", "--metrics", file("exact1")})), 0) << err();
+  ASSERT_EQ(run(with({"--exact", "--batch", "8", "--until", "4", "--ranks", "4", "--ep", "4", "--metrics",
+                      file("exact4")})),
+            0)
+      << err();
+  EXPECT_EQ(losses("exact4"), losses("exact1"));
   ASSERT_EQ(run(with({"--sequence-parallel"})), 2);
   EXPECT_THAT(err(), HasSubstr("train: sequence-parallel with experts"));
   ASSERT_EQ(run(with({"--top-k", "5"})), 2);

@@ -56,6 +56,8 @@ class TokenRoutes {
   std::span<const std::int64_t> offsets() const noexcept { return offsets_; }
   /// The weight with which each row's result is used.
   std::span<const float> row_weights() const noexcept { return row_weights_; }
+  /// The token of each row: its number among the tokens of all ranks, in the order of the ranks.
+  std::span<const std::int64_t> row_tokens() const noexcept { return row_tokens_; }
   /// Rows that this rank sends to other ranks and receives from them, of one dispatch.
   std::int64_t sent_rows() const noexcept;
   std::int64_t received_rows() const noexcept;
@@ -80,6 +82,7 @@ class TokenRoutes {
   std::int64_t tokens_;
   int top_k_, ranks_, rank_;
   std::vector<std::int64_t> offsets_;                       // by expert of this rank
+  std::vector<std::int64_t> row_tokens_;                    // by row
   std::vector<float> row_weights_;                          // by row
   std::vector<std::int64_t> sent_tokens_;                   // tokens to send to other ranks, by rank
   std::vector<std::int64_t> send_counts_, receive_counts_;  // rows of a dispatch, by rank

@@ -32,6 +32,10 @@ struct ExpertGradients {
   TensorView gate{}, up{}, down{};
   /// Whether each of them is added to what is there; otherwise it is overwritten.
   bool add_gate = false, add_up = false, add_down = false;
+  /// In exact mode: the rows of expert i are in `blocks` blocks, 1, 2, 4 or 8, and block j of them are rows
+  /// block_offsets[i · (blocks + 1) + j] to the next; a gradient is the balanced binary tree over the blocks.
+  std::span<const std::int64_t> block_offsets{};
+  int blocks = 0;
 };
 
 /// y = the experts of x. x, y: (rows, dim), f32, or bf16 with weights in bf16; the rows of expert i are
@@ -49,7 +53,7 @@ void experts_backward(kernels::KernelContext& ctx, ExpertKind kind, const ConstT
                       const ExpertGradients& gradients);
 
 /// The experts of one layer, as a module. Inputs: rows (rows, dim), and offsets, i64 (experts of this rank +
-/// 1). Output: (rows, dim). Parameters: gate_proj, up_proj (experts, hidden, dim), down_proj (experts, dim,
+/// 1); in exact mode also ExpertGradients::block_offsets, i64 (experts of this rank, blocks + 1). Output: (rows, dim). Parameters: gate_proj, up_proj (experts, hidden, dim), down_proj (experts, dim,
 /// hidden).
 ///
 /// Over an axis that splits the first dimension (apply_expert_parallel), each rank has the experts
@@ -72,6 +76,7 @@ class Experts : public Module {
   /// it, except those that split the experts. MoE calls it before each pass.
   void set_tokens_layout(LayoutRef x) { tokens_layout_ = std::move(x); }
   ShardRule shard_rule(Split split) const override;
+  bool has_exact_rule() const override { return typeid(*this) == typeid(Experts); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

@@ -42,6 +42,10 @@ struct MoEConfig {
 /// first dimension only; tokens are all dimensions but the last. The sum is in f32, in the order of the
 /// choices. The module does not add the residual.
 ///
+/// Exact mode (docs/exact.md): gradients of experts are sums over blocks of samples; the expert axis must be
+/// the last of the axes that split samples, and no axis may split the hidden features of experts, otherwise a
+/// pass throws bad_argument.
+///
 /// Children: router, experts, and shared_expert if there is one.
 ///
 /// Expert parallel (apply_expert_parallel): the axis that splits the experts also splits samples. Tokens
@@ -65,6 +69,7 @@ class MoE : public Module {
   const DeviceMesh& expert_axis() const noexcept { return expert_axis_; }
   /// For apply_expert_parallel().
   void set_expert_axis(DeviceMesh axis) { expert_axis_ = std::move(axis); }
+  bool has_exact_rule() const override { return typeid(*this) == typeid(MoE); }
 
  protected:
   OwnPlan class_plan() const override;
@@ -74,6 +79,7 @@ class MoE : public Module {
   Tensors do_backward(Inputs dy, Frame& frame) override;
   TokenRoutes routes(const Tensor& experts, const Tensor& weights, const Tensor& tokens) const;
   Tensors choices_of_ranks(const Tensor& x, const Tensor& experts, const Tensor& weights, Frame& frame) const;
+  Tensor sample_blocks(const Tensor& x, const TokenRoutes& routes, Frame& frame) const;
   Tensor load_scales(const Tensor& experts, Frame& frame) const;
   MoEConfig config_;
   DeviceMesh expert_axis_;

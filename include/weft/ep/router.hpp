@@ -141,6 +141,10 @@ class Router : public Module {
   ModuleBufferRef bias_buffer;  ///< of RouterBias::selects
   ModuleBufferRef share;        ///< of RouterBias::weighs
   std::int64_t experts() const noexcept { return experts_; }
+  /// A bias that weighs has no rule.
+  bool has_exact_rule() const override {
+    return typeid(*this) == typeid(Router) && bias_parameter == nullptr;
+  }
   const RouterOptions& options() const noexcept { return options_; }
 
   /// A factor of the gradients of both losses: 1 / micro-batches of a step, times the factor of a loss that

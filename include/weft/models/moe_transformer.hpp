@@ -34,6 +34,7 @@ class MoEBlock : public PreNormBlock {
  public:
   MoEBlock(const MoETransformerConfig& config, std::shared_ptr<const RopeTables> rope);
   MoE mlp;
+  bool has_exact_rule() const override { return typeid(*this) == typeid(MoEBlock); }
 };
 
 /// As Transformer. Paths of a block with experts: layers.N.mlp.{router.gate.weight, experts.gate_proj,
@@ -42,6 +43,7 @@ class MoETransformer : public Transformer {
  public:
   explicit MoETransformer(const MoETransformerConfig& config);
   const MoETransformerConfig& moe_config() const noexcept { return config_; }
+  bool has_exact_rule() const override { return typeid(*this) == typeid(MoETransformer); }
 
  private:
   MoETransformerConfig config_;

@@ -181,7 +181,9 @@ void expect_exact_config(const TrainConfig& c, int data_ranks) {
 }
 
 void expect_experts(const TrainConfig& c) {
-  if (c.exact) bad_training("exact with experts, which have no rule for exact mode");
+  if (c.exact && c.tp > 1)
+    bad_training(
+        fmt::format("exact with experts over tp={}; expected tp 1, whose hidden features are whole", c.tp));
   if (c.sequence_parallel)
     bad_training("sequence-parallel with experts; tokens are routed with whole samples");
   if (c.router != "softmax" && c.router != "sigmoid")
