@@ -177,15 +177,26 @@ class Run {
     return {static_cast<int>(-least[1]), least[2] != 0};
   }
 
+  // Along the axes on which ranks may hold the same elements; the stages of a pipeline have others each.
+  void compare_replicas() {
+    const ParallelModel& model = trainer_.model();
+    const auto compare = [&](const DeviceMesh& axes) {
+      if (axes.size() > 1) check_replicas(model.parameters(), axes, &trainer_.compute());
+    };
+    compare(model.data);
+    compare(model.tensor);
+    if (model.domain) compare(model.domain.axes());
+  }
+
   void save() {
     const CheckpointPlan& c = plan_.checkpoints;
-    if (c.check_replicas && mesh_.size() > 1)
-      check_replicas(trainer_.model().parameters(), mesh_, &trainer_.compute());
+    if (c.check_replicas) compare_replicas();
     CheckpointExtra extra = c.extra ? c.extra() : CheckpointExtra{};
     if (plan_.patience > 0 && patience_.best) extra[kEarlyStop] = patience_.text();
     saved_at_ = Clock::now();
-    if (c.background && !saves_) saves_.emplace(mesh_);
-    if (c.background)
+    const bool background = c.background && !trainer_.model().stages;
+    if (background && !saves_) saves_.emplace(mesh_);
+    if (background)
       trainer_.save(*saves_, c.folder, extra, {.keep = c.keep});
     else
       trainer_.save(c.folder, extra, {.keep = c.keep});

@@ -411,8 +411,51 @@ TEST_F(TrainTest, ARunThatIsKilledGoesOn) {
   }
   ASSERT_EQ(run(words), 0) << err();
   EXPECT_EQ(losses("m"), whole);
-  EXPECT_EQ(run(small({"--async-save"})), 2);
-  EXPECT_THAT(err(), HasSubstr("--async-save: needs --save"));
+}
+
+// The newest checkpoint has lost a file: the run goes on from the one before, and one warning says so.
+TEST_F(TrainTest, ARunGoesOnFromTheNewestWholeCheckpoint) {
+  const Words words = small({"--ranks", "2", "--save", file("ckpt"), "--save-every", "2", "--metrics",
+                             file("m"), "--no-async-save"});
+  const auto with = [&](const Words& more) {
+    Words all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  ASSERT_EQ(run(with({"--until", "6"})), 0) << err();
+  const std::vector<double> whole = losses("m");
+  const std::string lost = file("ckpt/step-00000006/rank-00000.safetensors");
+  std::filesystem::remove(lost);
+  ASSERT_EQ(run(with({"--until", "6", "--resume"})), 0) << err();
+  EXPECT_THAT(out(), HasSubstr("resumed at step 4"));
+  EXPECT_THAT(
+      err(), HasSubstr("is loaded, the newest whole checkpoint; a newer one is broken: checkpoint: " + lost));
+  EXPECT_EQ(losses("m"), whole);
+  for (const char* step : {"2", "4", "6"})
+    std::filesystem::remove(file(fmt::format("ckpt/step-0000000{}/index.json", step)));
+  EXPECT_EQ(run(with({"--until", "6", "--resume=auto"})), 1) << "it must not begin anew over them";
+}
+
+// Fine-tuning begins with the parameters of another run, except those that are named.
+TEST_F(TrainTest, BeginsFromTheParametersOfAnotherRun) {
+  ASSERT_EQ(run(small({"--save", file("first"), "--metrics", file("a"), "--until", "8"})), 0) << err();
+  const Words words =
+      small({"--ranks", "2", "--tp", "2", "--init-from", file("first"), "--schedule", "constant", "--until",
+             "2", "--freeze", "0:frozen:token_embedding", "--metrics", file("b")});
+  ASSERT_EQ(run(words), 0) << err();
+  EXPECT_LT(losses("b")[0], losses("a")[0] - 0.1) << "it has learned already";
+  Words except = words;
+  except.insert(except.end(), {"--init-except", "layers,norm,output_head,token_embedding"});
+  ASSERT_EQ(run(except), 0) << err();
+  EXPECT_NEAR(losses("b")[0], losses("a")[0], 0.1) << "nothing of it is read";
+  Words wrong = words;
+  wrong.insert(wrong.end(), {"--init-except", "haed"});
+  EXPECT_NE(run(wrong), 0);
+  EXPECT_THAT(err(), HasSubstr("init_from: except: nothing in the model matches \"haed\""));
+  EXPECT_EQ(run(small({"--init-except", "layers"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--init-except: needs --init-from"));
+  EXPECT_EQ(run(small({"--save-minutes", "5"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--save-minutes: needs --save"));
 }
 
 // Lines of steps behind the checkpoint, and one that is not whole, as a kill leaves them.
@@ -836,8 +879,8 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--ranks", "2", "--pp", "2", "--pipeline", "forward"},
          "pipeline \"forward\" has no backward passes");
   expect({"--ranks", "8", "--pp", "8"}, "8 stages; the model has ");
-  expect({"--ranks", "2", "--pp", "2", "--save", "x", "--async-save"},
-         "a pipeline saves while the training waits");
+  expect({"--ranks", "2", "--pp", "2", "--init-from", "x"},
+         "pp is 2 with --init-from; a pipeline does not support that");
   expect({"--ranks", "2", "--pp", "2", "--hash-every", "1"}, "no rank has the tensors of all stages");
   expect({"--micro-batches", "0"}, "micro-batches is 0; expected 1 or more");
   expect({"--micro-batches", "99"}, "micro-batches is 99; expected as many sequences for each of dp=1");

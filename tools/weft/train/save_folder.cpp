@@ -11,6 +11,7 @@
 
 #include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
+#include "weft/checkpoint/reader.hpp"
 #include "weft/train/checkpoint.hpp"
 
 namespace weft::tools {
@@ -84,7 +85,13 @@ void check_writable(const std::filesystem::path& folder) {
 SaveFolder look_at_save_folder(const std::filesystem::path& folder, const TrainConfig& config,
                                const std::string& resume, bool overwrite) {
   std::optional<CheckpointInfo> latest;
-  if (!overwrite) latest = latest_checkpoint(folder);
+  if (resume != "no") {
+    const WholeCheckpoint whole = newest_whole_checkpoint(folder);
+    if (!whole.found && !whole.broken.empty()) throw Error(ErrorCode::corrupt, whole.broken[0]);
+    latest = whole.found;
+  } else if (!overwrite) {
+    latest = latest_checkpoint(folder);
+  }
   if (resume == "latest" && !latest)
     bad_training(fmt::format("resume: no checkpoint in \"{}\"", folder.string()));
   SaveFolder found;

@@ -25,6 +25,7 @@
 #include "stop_request.hpp"
 #include "train_flags.hpp"
 #include "trainer.hpp"
+#include "weft/models/training.hpp"
 
 namespace weft::tools {
 namespace {
@@ -35,19 +36,19 @@ struct Flags {
   std::int64_t until = -1;
   std::string save, metrics, progress = "auto", backend = "auto";
   std::int64_t save_every = 0;
+  double save_minutes = 0;
   int keep = 0;
   std::string resume = "no";
-  bool overwrite = false, async_save = false;
+  bool overwrite = false, async_save = true;
   std::int64_t hash_every = 0;
   std::string hash_file, values_of, values_file;
 };
 
-// Exchanged at the end of each step, so that all ranks stop after the same step: the signal that asked one of
-// them to stop, or 0.
-int agreed_stop(ProcessGroup& group, const StopRequest& request) {
-  std::vector<std::int32_t> signal(1, request.signal());
-  group.all_reduce(view(signal), view(signal), {.op = ReduceOp::max}).wait();
-  return signal[0];
+CheckpointPlan checkpoint_plan(const Flags& flags) {
+  CheckpointPlan plan{.folder = flags.save, .every_steps = flags.save_every, .keep = flags.keep};
+  plan.every = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(60 * flags.save_minutes));
+  plan.background = flags.async_save;
+  return plan;
 }
 
 // The number of last steps over which the mean loss is reported at the end.
@@ -159,7 +160,7 @@ class Contents {
   std::optional<NewFile> file_;
 };
 
-int train(const Flags& flags) {
+int train_on_a_rank(const Flags& flags) {
   Context context;
   Membership m = Membership::from_env(context);
   const TrainConfig& config = flags.config;
@@ -168,7 +169,7 @@ int train(const Flags& flags) {
   if (!flags.save.empty()) found = look_at_save_folder(flags.save, config, flags.resume, flags.overwrite);
   const StopRequest stop_request;
   ProcessGroup group = ProcessGroup::create(context, flags.backend, m);
-  Training trainer(group, config);
+  Training trainer(group, config, found.resume);
   const bool speaks = group.rank() == 0;
   if (found.resume) trainer.resume(flags.save);
 
@@ -198,17 +199,20 @@ int train(const Flags& flags) {
   ProgressBar bar(speaks ? flags.progress : "none", first, until);
   std::vector<double> losses;
   const auto began = Clock::now();
-  int stopped = 0;  // the signal
-  while (trainer.next_step() < until && stopped == 0) {
-    const std::int64_t number = trainer.next_step();
-    const StepResult r = trainer.step(contents.see(number, number + 1 == until));
+  TrainingPlan plan{.steps = until};
+  plan.step = [&](std::int64_t number) { return trainer.step(contents.see(number, number + 1 == until)); };
+  plan.stop = [&] { return stop_request.signal(); };
+  plan.checkpoints = checkpoint_plan(flags);
+  plan.checkpoints.extra = [&] { return trainer.extra(); };
+  plan.on_step = [&](const weft::Trainer::Result& r) {
     losses.push_back(r.loss);
     const double passed = std::chrono::duration<double>(Clock::now() - began).count();
     const double rate =
         static_cast<double>(trainer.tokens_per_step() * static_cast<std::int64_t>(losses.size())) / passed;
     if (metrics) {
-      nlohmann::json line{{"step", r.step}, {"loss", r.loss},       {"grad_norm", r.grad_norm},
-                          {"lr", r.lr},     {"tokens_per_s", rate}, {"seconds", passed}};
+      nlohmann::json line{{"step", r.step},           {"loss", r.loss},
+                          {"grad_norm", r.grad_norm}, {"lr", trainer.rate_at(r.step)},
+                          {"tokens_per_s", rate},     {"seconds", passed}};
       for (const LayerBalance& layer : trainer.balance()) {
         line["imbalance"].push_back(layer.report.imbalance());
         line["dropped"].push_back(layer.report.dropped_share());
@@ -216,13 +220,8 @@ int train(const Flags& flags) {
       metrics->write(line.dump() + "\n");
     }
     bar.show(r.step, r.loss, rate);
-    stopped = agreed_stop(group, stop_request);
-    const bool last = trainer.next_step() == until || stopped != 0;
-    if (!flags.save.empty() &&
-        (last || (flags.save_every > 0 && trainer.next_step() % flags.save_every == 0)))
-      flags.async_save ? trainer.start_save(flags.save, flags.keep) : trainer.save(flags.save, flags.keep);
-  }
-  trainer.finish_save();
+  };
+  const int stopped = train(trainer.trainer(), plan).reason;  // the signal
   bar.finish();
   contents.finish(stopped == 0 && !losses.empty());
   if (speaks && stopped != 0)
@@ -253,19 +252,19 @@ void check_together(const Flags& flags) {
     throw CLI::ValidationError("--overwrite", "replaces what --resume goes on from; expected one of them");
   if (flags.save_every > 0 && flags.save.empty())
     throw CLI::ValidationError("--save-every", "needs --save, the folder for checkpoints");
+  if (flags.save_minutes > 0 && flags.save.empty())
+    throw CLI::ValidationError("--save-minutes", "needs --save, the folder for checkpoints");
+  if (!flags.config.init_except.empty() && flags.config.init_from.empty())
+    throw CLI::ValidationError("--init-except", "needs --init-from, the checkpoint of another run");
   if (flags.keep > 0 && flags.save.empty())
     throw CLI::ValidationError("--keep", "needs --save, the folder for checkpoints");
   if (!flags.hash_file.empty() && flags.hash_every == 0)
     throw CLI::ValidationError("--hash-file", "needs --hash-every, which says in which steps");
   if (flags.values_of.empty() != flags.values_file.empty())
     throw CLI::ValidationError("--values-of", "goes with --values-file");
-  if (flags.config.pp > 1 && flags.async_save)
-    throw CLI::ValidationError("--async-save", "a pipeline saves while the training waits; expected --pp 1");
   if (flags.config.pp > 1 && (flags.hash_every > 0 || !flags.values_of.empty()))
     throw CLI::ValidationError(flags.hash_every > 0 ? "--hash-every" : "--values-of",
                                "no rank has the tensors of all stages; expected --pp 1");
-  if (flags.async_save && flags.save.empty())
-    throw CLI::ValidationError("--async-save", "needs --save, the folder for checkpoints");
 }
 
 }  // namespace
@@ -303,17 +302,24 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   option("--save", flags->save,
          "Folder for checkpoints: one at the end, or where SIGINT or SIGTERM ends the run");
   option("--save-every", flags->save_every, "... and one every so many steps")->check(number_at_least(0));
+  option("--save-minutes", flags->save_minutes, "... and one if so many minutes have passed since the last")
+      ->check(number_between(0, 1e6));
   option("--keep", flags->keep, "... of which this many are kept; 0: all")->check(CLI::Range(0, 1000000));
-  file->take(sub->add_flag("--async-save", flags->async_save,
-                           "... written in the background while the training goes on"),
+  file->take(sub->add_flag("--async-save,!--no-async-save", flags->async_save,
+                           "... written in the background while the training goes on, the default"),
              &flags->async_save);
-  file->take(sub->add_flag("--resume{latest}", flags->resume,
-                           "Go on from the latest checkpoint of --save; --resume=auto: where there is one")
-                 ->check(CLI::IsMember({"no", "auto", "latest"})),
-             &flags->resume);
+  file->take(
+      sub->add_flag("--resume{latest}", flags->resume,
+                    "Go on from the newest whole checkpoint of --save; --resume=auto: where there is one")
+          ->check(CLI::IsMember({"no", "auto", "latest"})),
+      &flags->resume);
   file->take(
       sub->add_flag("--overwrite", flags->overwrite, "Replace the checkpoint of another run in --save"),
       &flags->overwrite);
+  option("--init-from", flags->config.init_from,
+         "Begin with the parameters of this checkpoint of another run, and a new optimizer");
+  option("--init-except", flags->config.init_except,
+         "... but not with these: paths or patterns, by commas; --freeze says what is trained");
   option("--metrics", flags->metrics, "File for metrics, a JSON object a line");
   option("--hash-every", flags->hash_every,
          "Every so many steps, a line for each gradient and each parameter, with a hash of all its elements: "
@@ -336,7 +342,9 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
       return;
     }
     check_together(*flags);
-    chosen = [flags, &words] { return flags->ranks == 0 ? train(*flags) : start_ranks(*flags, words); };
+    chosen = [flags, &words] {
+      return flags->ranks == 0 ? train_on_a_rank(*flags) : start_ranks(*flags, words);
+    };
   });
 }
 

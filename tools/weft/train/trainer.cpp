@@ -14,9 +14,21 @@
 #include "weft/base/env.hpp"
 #include "weft/models/transformer_text.hpp"
 #include "weft/nn/exact.hpp"
+#include "weft/train/checkpoint.hpp"
 
 namespace weft::tools {
 namespace {
+
+// The parts of a text between two such characters; one part if there is none.
+std::vector<std::string_view> parts_of(std::string_view whole, char between) {
+  std::vector<std::string_view> parts;
+  for (std::size_t at = 0; at <= whole.size();) {
+    const std::size_t end = std::min(whole.find(between, at), whole.size());
+    parts.push_back(whole.substr(at, end - at));
+    at = end + 1;
+  }
+  return parts;
+}
 
 // A hash by which a resumed run notices another text.
 std::uint64_t fingerprint(const std::vector<unsigned char>& text) {
@@ -84,15 +96,6 @@ Trainer::Options trainer_options(const TrainConfig& config) {
 }  // namespace
 
 std::vector<ParameterGroup> groups_of(const std::string& text) {
-  const auto parts_of = [](std::string_view whole, char between) {
-    std::vector<std::string_view> parts;
-    for (std::size_t at = 0; at <= whole.size();) {
-      const std::size_t end = std::min(whole.find(between, at), whole.size());
-      parts.push_back(whole.substr(at, end - at));
-      at = end + 1;
-    }
-    return parts;
-  };
   std::vector<ParameterGroup> groups;
   if (text.empty()) return groups;
   for (const std::string_view one : parts_of(text, ';')) {
@@ -243,6 +246,7 @@ void expect_pipeline(const TrainConfig& c) {
   if (c.exact) refuse("--exact");
   if (c.model.tied) refuse("tied embeddings");
   if (!c.groups.empty()) refuse("--groups");
+  if (!c.init_from.empty()) refuse("--init-from");
   const PipelineForm form = c.pipeline_form();
   const PipelineSchedule s =
       form.schedule ? *form.schedule
@@ -354,19 +358,35 @@ MeshShape TrainConfig::check(int ranks) const {
   return mesh;
 }
 
-Training::Training(ProcessGroup& group, const TrainConfig& config)
+namespace {
+
+// The same model, with the parameters of another run if the configuration names one.
+ParallelModel& initialised(ParallelModel& model, const TrainConfig& config, bool resumes) {
+  if (resumes || config.init_from.empty()) return model;
+  InitOptions options;
+  if (!config.init_except.empty())
+    for (const std::string_view pattern : parts_of(config.init_except, ','))
+      options.except.emplace_back(pattern);
+  options.left_out = options.except;
+  init_from(config.init_from, model.mesh, *model.model, options);
+  return model;
+}
+
+}  // namespace
+
+Training::Training(ProcessGroup& group, const TrainConfig& config, bool resumes)
     : config_(config),
       text_(read_text(config.text, config.sequence + 2)),
       compute_(group.context(), threads_per_rank(config.threads, group.size())),
       parts_(
           built_of(config, DeviceMesh(group, config.check(group.size())), compute_, build_options(config))),
-      trainer_(parts_, compute_, trainer_options(config)),
+      trainer_(initialised(parts_, config, resumes), compute_, trainer_options(config)),
       schedule_(config.rates()),
       sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
                config.seed) {}
 
 // tokens: (rows, sequence), the bytes from a sample's offset on; labels: the byte after each token.
-StepResult Training::step(const See& see) {
+weft::Trainer::Result Training::step(const See& see) {
   const std::int64_t step = trainer_.steps();
   const std::vector<std::int64_t> starts = sampler_.local_batch(step);
   std::vector<std::int64_t> tokens, labels;
@@ -386,17 +406,14 @@ StepResult Training::step(const See& see) {
     first += count;
   }
   const double lr = schedule_.at(step);
-  if (!see) {
-    const Trainer::Result result = trainer_.step(batches, lr);
-    return {.step = result.step, .loss = result.loss, .grad_norm = result.grad_norm, .lr = lr};
-  }
+  if (!see) return trainer_.step(batches, lr);
   trainer_.backward(batches);
   const std::vector<Parameter*> parameters = parts_.parameters();
   for (auto p = parameters.rbegin(); p != parameters.rend(); ++p)
     if ((*p)->has_gradient()) see("gradient", (*p)->path(), (*p)->gradient());  // a frozen one has none
   const Trainer::Result result = trainer_.update(lr);
   for (const Parameter* p : parameters) see("parameter", p->path(), p->master());
-  return {.step = result.step, .loss = result.loss, .grad_norm = result.grad_norm, .lr = lr};
+  return result;
 }
 
 std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text) {
@@ -444,19 +461,6 @@ CheckpointExtra Training::extra() const {
   CheckpointExtra words{{"run", identity_of(config_, text_)}};
   if (!config_.has_experts()) words.emplace("model", transformer_text(config_.model));
   return words;
-}
-
-void Training::save(const std::filesystem::path& directory, int keep) {
-  trainer_.save(directory, extra(), {.keep = keep});
-}
-
-void Training::start_save(const std::filesystem::path& directory, int keep) {
-  if (!saves_) saves_.emplace(parts_.mesh);
-  trainer_.save(*saves_, directory, extra(), {.keep = keep});
-}
-
-void Training::finish_save() {
-  if (saves_) saves_->wait();
 }
 
 std::vector<LayerBalance> Training::balance() const { return expert_balance(*parts_.model); }

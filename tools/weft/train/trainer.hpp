@@ -50,6 +50,10 @@ struct TrainConfig {
   double z_loss = 0;           ///< see CrossEntropy
   std::string freeze;          ///< a FreezeSchedule as text
   double ema = 0;              ///< the decay of averages of the parameters, with warm-up; 0: none. See Ema
+  /// A checkpoint of another run whose parameters are the initial values; empty: none. And patterns, by
+  /// commas, of parameters that it does not give; see InitOptions::except.
+  std::filesystem::path init_from;
+  std::string init_except;
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: the ranks divided by tp and pp
   int tp = 1;
@@ -94,35 +98,27 @@ struct TrainConfig {
 /// cannot read.
 std::vector<ParameterGroup> groups_of(const std::string& text);
 
-struct StepResult {
-  std::int64_t step = 0;  ///< from 0
-  double loss = 0;        ///< nats per byte, over the global batch
-  double grad_norm = 0;   ///< before clipping
-  double lr = 0;
-};
-
 /// A weft::Trainer on this text, with this schedule.
 class Training {
  public:
   /// Collective over `group`. Throws like TrainConfig::check, and throws system if the text cannot be read.
-  Training(ProcessGroup& group, const TrainConfig& config);
+  /// `resumes`: resume() is called next, so TrainConfig::init_from is not read.
+  Training(ProcessGroup& group, const TrainConfig& config, bool resumes);
 
   /// Takes the next step, on the batch that belongs to its number. Collective. `see`, if given, gets the
   /// tensors of the step: each gradient before it is clipped, the last parameter's first, as a backward pass
   /// makes them, then each parameter after the step. `kind`: "gradient" or "parameter".
   using See = std::function<void(std::string_view kind, const std::string& path, const Tensor& tensor)>;
-  StepResult step(const See& see = nullptr);
+  weft::Trainer::Result step(const See& see = nullptr);
   std::int64_t next_step() const noexcept { return trainer_.steps(); }
+  double rate_at(std::int64_t step) const { return schedule_.at(step); }
 
-  /// Collective; see save_checkpoint. `keep`: as in SaveOptions.
-  void save(const std::filesystem::path& directory, int keep);
-  /// Like save(), but in the background; see AsyncCheckpoint, which waits for the previous save.
-  void start_save(const std::filesystem::path& directory, int keep);
-  /// Waits for the last start_save(), and throws its error.
-  void finish_save();
-  /// Loads the latest checkpoint of `directory`: parameters, optimizer, step. look_at_save_folder checks
-  /// whether it belongs to this run. Collective.
-  void resume(const std::filesystem::path& directory) { trainer_.load(directory); }
+  /// For train(): the trainer, and what its checkpoints say of the run.
+  weft::Trainer& trainer() noexcept { return trainer_; }
+  CheckpointExtra extra() const;
+  /// Loads the newest whole checkpoint of `directory`: parameters, optimizer, step. look_at_save_folder
+  /// checks whether it belongs to this run. Collective.
+  void resume(const std::filesystem::path& directory) { trainer_.load_newest(directory); }
 
   int threads() const noexcept { return compute_.threads(); }
   const DeviceMesh& mesh() const noexcept { return parts_.mesh; }
@@ -135,8 +131,6 @@ class Training {
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
 
  private:
-  /// The words of a checkpoint on its run, and its model.
-  CheckpointExtra extra() const;
   TrainConfig config_;
   std::vector<unsigned char> text_;
   Compute compute_;
@@ -144,7 +138,6 @@ class Training {
   Trainer trainer_;
   Schedule schedule_;
   Sampler sampler_;
-  std::optional<AsyncCheckpoint> saves_;
 };
 
 /// How many threads compute in each of `ranks` ranks of this host; see TrainConfig::threads.
