@@ -340,7 +340,8 @@ TEST(MoEModel, ExpertsAreInitialisedByTheirGlobalNumber) {
   });
 }
 
-// Losses, norms and parameters have the same bits after 50 steps, whatever the number of data and expert ranks.
+// Losses, norms and parameters have the same bits after 50 steps, whatever the number of data and expert
+// ranks.
 TEST(MoEModel, ExactModeHasTheSameBitsOnEveryMesh) {
   MoETransformerConfig config = small(8);
   config.router.capacity = Capacity::by_weight;

@@ -53,14 +53,15 @@ void experts_backward(kernels::KernelContext& ctx, ExpertKind kind, const ConstT
                       const ExpertGradients& gradients);
 
 /// The experts of one layer, as a module. Inputs: rows (rows, dim), and offsets, i64 (experts of this rank +
-/// 1); in exact mode also ExpertGradients::block_offsets, i64 (experts of this rank, blocks + 1). Output: (rows, dim). Parameters: gate_proj, up_proj (experts, hidden, dim), down_proj (experts, dim,
+/// 1); in exact mode also ExpertGradients::block_offsets, i64 (experts of this rank, blocks + 1). Output:
+/// (rows, dim). Parameters: gate_proj, up_proj (experts, hidden, dim), down_proj (experts, dim,
 /// hidden).
 ///
 /// Over an axis that splits the first dimension (apply_expert_parallel), each rank has the experts
 /// [experts·r/n …), the first ones one more if they are uneven. Over a tensor axis that splits `hidden`,
 /// outputs and the gradients of rows are contributions to a sum, which MoE adds up. Rows are plain tensors:
 /// how many a rank has depends on the routing. The gradient of a weight is a contribution on the axes that
-/// set_sample_axes() names.
+/// set_tokens_layout() says.
 class Experts : public Module {
  public:
   Experts(std::int64_t experts, std::int64_t dim, std::int64_t hidden, ExpertKind kind = ExpertKind::swiglu,
