@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Types of the package weft for type checkers: python/weft/__init__.pyi and checkpoint.pyi, from the
-signatures of its functions and the tables of types below.
+signatures of its functions and the tables of types below; nn.pyi and train.pyi, from types in their source.
 
     tools/python_stubs.py --write    writes the files; run where the package loads (docs/python.md, in a source tree)
     tools/python_stubs.py --check    says where they differ (python/tests/test_complete.py)
@@ -8,6 +8,7 @@ signatures of its functions and the tables of types below.
 A parameter has one type for its name, or a separate type as "Class.method.parameter". A function without a
 type here is an error.
 """
+import ast
 import inspect
 import pathlib
 import sys
@@ -200,7 +201,44 @@ def texts():
     main = stub(names, weft, "Types of what `weft` gives", "import builtins\n\nfrom . import checkpoint as checkpoint\n")
     main = main.replace("\nclass Error(", f"\n{ALIASES}\nclass Error(", 1) + f"\n__version__: str\n__all__: list[str]\n"
     return {FOLDER / "__init__.pyi": main,
-            FOLDER / "checkpoint.pyi": stub(checkpoint.__all__, checkpoint, "Types of `weft.checkpoint`", "\nfrom . import Layout, Mesh, Named, Stages\n")}
+            FOLDER / "checkpoint.pyi": stub(checkpoint.__all__, checkpoint, "Types of `weft.checkpoint`", "\nfrom . import Layout, Mesh, Named, Stages\n"),
+            FOLDER / "nn.pyi": stub_of_source("nn", []), FOLDER / "train.pyi": stub_of_source("train", ["from . import Mesh, nn"])}
+
+
+OF_HANDLE = """
+def close(self) -> None: ...
+def __enter__(self) -> {name}: ...
+def __exit__(self, *exception: object) -> None: ...
+"""
+
+
+class Bodiless(ast.NodeTransformer):
+    """Leaves the signatures of functions that programs call, and the types of attributes."""
+
+    def visit_FunctionDef(self, node):
+        if node.name.startswith("_") and not node.name.startswith("__"):
+            return None
+        node.body = [ast.Expr(ast.Constant(...))]
+        return node
+
+    def visit_ClassDef(self, node):
+        self.generic_visit(node)
+        node.body = [part for part in node.body if isinstance(part, (ast.FunctionDef, ast.AnnAssign))] or [ast.Expr(ast.Constant(...))]
+        bases = [base for base in node.bases if getattr(base, "id", "") != "Handle"]
+        if len(bases) < len(node.bases):
+            node.body += ast.parse(OF_HANDLE.format(name=node.name)).body
+        node.bases = bases
+        return node
+
+
+def stub_of_source(name, classes):
+    """The types of a module that has them in its source. classes: those of the package that it takes."""
+    tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
+    # Types are names of a capital letter, such as Extent; what else is assigned serves the functions.
+    kept = [part for part in tree.body if isinstance(part, (ast.FunctionDef, ast.ClassDef)) or isinstance(part, ast.ImportFrom) and not part.level and part.module != "__future__"
+            or isinstance(part, ast.Assign) and part.targets[0].id[0].isupper()]
+    body = ast.unparse(Bodiless().visit(ast.Module(kept, [])))
+    return f'"""Types of `weft.{name}`. Made by tools/python_stubs.py --write."""\nimport os\n' + "".join(f"{line}\n" for line in classes) + body + "\n"
 
 
 def main():

@@ -12,6 +12,7 @@
 #include "weft/models/build.hpp"
 #include "weft/models/from_json.hpp"
 #include "weft/models/moe_transformer.hpp"
+#include "weft/models/outputs.hpp"
 #include "weft/models/recipe.hpp"
 #include "weft/models/remap.hpp"
 #include "weft/models/trainer.hpp"

@@ -42,6 +42,31 @@ def test_weft_alone_is_light():
     assert done.stdout.strip() == "[] False", done.stdout + done.stderr
 
 
+TYPED = """
+import numpy as np
+import weft
+import weft.nn as nn
+from weft import train
+mesh = weft.Mesh(weft.Context().group(), dp=1)
+recipe = train.Recipe(nn.Sequential(nn.Linear(2, 3, bias=True), head=nn.RMSNorm(3)), loss="cross_entropy")
+with train.build_parallel_model(recipe, mesh, seed=1) as model:
+    loss: float = train.Trainer(model, optimizer="sgd").step(train.Batch(np.ones((1, 2)), np.ones(1)), 0.1).loss
+    rows: slice = model.rows(3)
+"""
+MISTYPED = ["weft.train.Recipe(3)", 'weft.nn.Linear("2", 3)', "weft.nn.ReLU().forward()", "weft.train.Trainer(3)"]
+
+
+def test_a_type_checker_knows_the_modules(tmp_path):
+    pytest.importorskip("mypy")
+    (tmp_path / "well.py").write_text(TYPED, encoding="utf-8")
+    (tmp_path / "wrong.py").write_text("import weft.nn\nimport weft.train\n" + "\n".join(MISTYPED), encoding="utf-8")
+    options = ["-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "--strict", "--python-version", "3.11"]
+    done = run(*options, str(tmp_path / "well.py"))
+    assert done.returncode == 0, done.stdout
+    done = run(*options, str(tmp_path / "wrong.py"))
+    assert f"Found {len(MISTYPED)} errors" in done.stdout, done.stdout
+
+
 def classifier(dropout=0.1):
     stages = (nn.Residual(nn.ChannelFeedForward(8, 16, dropout=dropout, init=0.2, down_init=0.2)) for _ in range(2))
     return train.Recipe(nn.Sequential(embed=nn.Conv2d(1, 8, kernel=3, padding=1, init=0.3), act=nn.GELU(), pool=nn.AdaptiveAvgPool2d(1),
@@ -139,8 +164,30 @@ def test_parameters(ranks, tmp_path):
 def test_rows(ranks):
     def program(group):
         model = train.build_parallel_model(train.Recipe(nn.ReLU()), weft.Mesh(group, hosts=2, dp=2, tp=1), replicate_axis="hosts", data="fsdp")
-        return model.rows(7)
-    assert ranks(4, program) == [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 7)]
+        return model.rows(7), model.rows(6)
+    assert ranks(4, program) == [(slice(0, 2), slice(0, 2)), (slice(2, 4), slice(2, 3)), (slice(4, 6), slice(3, 5)), (slice(6, 7), slice(5, 6))]
+
+
+def test_forward(ranks):
+    """Predictions of any mesh are those of one rank."""
+    x, y = pictures(0)
+
+    def program(group):
+        model = train.build_parallel_model(classifier(), weft.Mesh(group, dp=-1, tp=2 if group.size == 4 else 1), data="fsdp", seed=3)
+        mine = model.rows(6)
+        output, = model.forward(train.Batch(x[mine], global_rows=6))
+        if group.size == 1:
+            with pytest.raises(weft.BadArgumentError, match="compute_outputs: inputs is empty; expected 1 tensor or more"):
+                model.forward(train.Batch([]))
+            with pytest.raises(weft.BadArgumentError, match="batch is of type int; expected a weft.train.Batch"):
+                model.forward(3)
+        assert output.dtype == np.float32
+        return mine, output
+    (_, one), = ranks(1, program)
+    assert one.shape == y.shape and one.std() > 0
+    for size in (3, 4):
+        for mine, output in ranks(size, program):
+            assert output == pytest.approx(one[mine], abs=1e-5)
 
 
 def test_every_layer_is_one_of_the_library(ranks):

@@ -205,6 +205,8 @@ FUNCTIONS = {
     "weft_model_parameter_dlpack": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_model_parameter_dlpack_versioned": (c_int32, (c_void_p, c_int32, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_model_logits": (c_int32, (c_void_p, POINTER(weft_token_batch), POINTER(weft_buffer), POINTER(weft_error),)),
+    "weft_model_forward": (c_int32, (c_void_p, POINTER(weft_batch), POINTER(c_int32), POINTER(weft_error),)),
+    "weft_model_get_output": (c_int32, (c_void_p, c_int32, POINTER(weft_tensor), POINTER(weft_error),)),
     "weft_model_generate": (c_int32, (c_void_p, POINTER(weft_tokens), c_int32, POINTER(weft_generate_options), POINTER(c_int64), POINTER(c_int64),
     POINTER(weft_error),)),
     "weft_model_save": (c_int32, (c_void_p, c_char_p, c_int64, POINTER(weft_error),)),

@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
-from . import _api, _train_api, arrays, errors, nn
+from . import _api, _train_api, arrays, dtypes, errors, nn
 from ._arguments import choice
 from ._handle import Handle, Made, blocking
 from ._train_library import lib, make
@@ -90,13 +90,30 @@ class ParallelModel(Handle):
 
     def rows(self, count: int) -> slice:
         """This rank's rows of a batch of `count` rows in all."""
-        ranks, rank = 1, 0
+        begin, size = 0, errors.integer(count, "count", 64)
         for axis in self._data:
             part = self._mesh[axis]
-            ranks, rank = ranks * part.size, rank * part.size + part.rank
-        each, more = divmod(errors.integer(count, "count", 64), ranks)
-        begin = rank * each + min(rank, more)
-        return slice(begin, begin + each + (rank < more))
+            each, more = divmod(size, part.size)
+            begin, size = begin + part.rank * each + min(part.rank, more), each + (part.rank < more)
+        return slice(begin, begin + size)
+
+    def forward(self, batch: Batch) -> list[Any]:
+        """The outputs of the model for this rank's rows of a batch, whose targets are not read, as arrays of
+        NumPy: passes that keep nothing. Collective over the tensor axis."""
+        numpy, count = _numpy(), ctypes.c_int32()
+        owners: list[Any] = []
+        if not isinstance(batch, Batch):
+            raise errors.BadArgumentError(f"batch is of type {type(batch).__name__}; expected a weft.train.Batch")
+        blocking(lib.model_forward, self, _byref(batch._struct(owners)), _byref(count), keep=owners)
+        made = []
+        for index in range(count.value):
+            of = _api.weft_tensor()
+            errors.call(lib.model_get_output, self._open(), index, _byref(of))
+            array = numpy.empty(tuple(of.extents[:of.dim_count]), next(name for name, of_weft in dtypes.OTHER.items() if dtypes.NAMES[of_weft] == of.data.dtype))
+            if array.size:
+                ctypes.memmove(array.ctypes.data, of.data.data, array.nbytes)
+            made.append(array)
+        return made
 
     @property
     def parameters(self) -> list[Parameter]:

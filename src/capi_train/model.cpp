@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <cstddef>
+#include <cstring>
 #include <optional>
 
 #include "capi/values.hpp"
@@ -9,6 +10,7 @@
 #include "weft/host/copy.hpp"
 #include "weft/models/from_json.hpp"
 #include "weft/models/generate.hpp"
+#include "weft/models/outputs.hpp"
 #include "weft/models/transformer_text.hpp"
 #include "weft/train/checkpoint.hpp"
 
@@ -50,6 +52,30 @@ void copy(Compute& compute, const ConstTensorView& from, const TensorView& to) {
 
 TokenBatch batch_of(const weft_token_batch& b) {
   return {b.tokens, b.labels, b.rows, b.sequence, b.global_rows};
+}
+
+namespace {
+
+Tensors copies_of(const char* function, Context& context, const weft_tensor* tensors, int32_t count,
+                  const char* which) {
+  Tensors all;
+  for (const MutableNamedView& v : tensors_of(function, tensors, count, which)) {
+    if (v.data.device != Device{})
+      refuse(ErrorCode::bad_argument, function,
+             fmt::format("{}[{}] is on {}; expected memory of the host", which, all.size(),
+                         to_string(v.data.device)));
+    Tensor& t = all.emplace_back(context, v.data.shape, v.data.dtype);
+    if (t.bytes() != 0) std::memcpy(t.data(), v.data.data, static_cast<std::size_t>(t.bytes()));
+  }
+  return all;
+}
+
+}  // namespace
+
+Batch batch_of(const char* function, Context& context, const weft_batch& b) {
+  return {.inputs = copies_of(function, context, b.inputs, b.input_count, "inputs"),
+          .targets = copies_of(function, context, b.targets, b.target_count, "targets"),
+          .global_rows = b.global_rows};
 }
 
 }  // namespace weft::capi
@@ -385,6 +411,44 @@ weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, 
       fault = e;
     }
     capi::copy(compute, weft::compute_logits(m.parts, compute, of, fault).view(), to);
+  });
+}
+
+weft_status weft_model_forward(weft_model* model, const weft_batch* batch, int32_t* count,
+                               weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    capi::ModelState& m = capi::model_of(function, model);
+    weft::Compute& compute = m.compute->compute;
+    weft::Batch of;
+    std::optional<weft::Error> fault;  // reported to the other ranks, which would wait
+    try {
+      of = capi::batch_of(function, m.compute->context->context, capi::given(function, batch, "batch"));
+    } catch (const weft::Error& e) {
+      fault = e;
+    }
+    m.outputs = weft::compute_outputs(m.parts, compute, of, fault);
+    if (count != nullptr) *count = static_cast<int32_t>(m.outputs.size());
+  });
+}
+
+weft_status weft_model_get_output(const weft_model* model, int32_t index, weft_tensor* output,
+                                  weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    weft_tensor& to = capi::given(function, output, "output");
+    const auto count = static_cast<int32_t>(m.outputs.size());
+    if (index < 0 || index >= count)
+      capi::refuse(
+          ErrorCode::bad_argument, function,
+          count == 0
+              ? fmt::format("index is {}; there is no output: expected weft_model_forward first", index)
+              : fmt::format("index is {}; expected 0 to {}", index, count - 1));
+    const weft::Tensor& y = m.outputs[static_cast<std::size_t>(index)];
+    to = {"output",
+          {const_cast<std::byte*>(y.data()), y.count(), static_cast<weft_dtype>(y.dtype()), WEFT_CPU},
+          nullptr,
+          y.shape().begin(),
+          y.shape().rank()};
   });
 }
 

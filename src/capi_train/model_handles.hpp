@@ -22,12 +22,15 @@ struct ModelState {
   MeshOwner owner;
   ParallelModel parts;  // destroyed before its mesh
   std::vector<Parameter*> parameters;
+  Tensors outputs;  // of the last weft_model_forward
 };
 
 /// Throws if `model` is NULL, and throws unsupported in a child made by fork().
 ModelState& model_of(const char* function, const weft_model* model);
 
 TokenBatch batch_of(const weft_token_batch& batch);
+/// Copies the rows of the caller.
+Batch batch_of(const char* function, Context& context, const weft_batch& batch);
 
 /// Returns the caller's buffer, which has, or receives, f32 elements of this shape on the device of
 /// `compute`. `whose` says whose elements they are: "logits->count is 7; expected 8, of the scores (2, 4)".

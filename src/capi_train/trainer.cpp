@@ -1,6 +1,5 @@
 // Training in C. Comments in weft/c_train/trainer.h say which functions are collective or block.
 #include <cstddef>
-#include <cstring>
 #include <optional>
 
 #include "capi_train/model_handles.hpp"
@@ -94,28 +93,12 @@ std::vector<weft::TokenBatch> batches_of(const char* function, const weft_token_
   return all;
 }
 
-weft::Tensors tensors_of(const char* function, weft::Context& context, const weft_tensor* tensors,
-                         int32_t count, const char* which) {
-  weft::Tensors all;
-  for (const weft::MutableNamedView& v : capi::tensors_of(function, tensors, count, which)) {
-    if (v.data.device != weft::Device{})
-      capi::refuse(ErrorCode::bad_argument, function,
-                   fmt::format("{}[{}] is on {}; expected memory of the host", which, all.size(),
-                               weft::to_string(v.data.device)));
-    weft::Tensor& t = all.emplace_back(context, v.data.shape, v.data.dtype);
-    if (t.bytes() != 0) std::memcpy(t.data(), v.data.data, static_cast<std::size_t>(t.bytes()));
-  }
-  return all;
-}
-
 std::vector<weft::Batch> batches_of(const char* function, const weft_trainer& trainer,
                                     const weft_batch* batches, int32_t count) {
   weft::Context& context = trainer.model->compute->context->context;
   std::vector<weft::Batch> all;
   for (const weft_batch& b : capi::list_of(function, batches, count, "batches", "batch_count"))
-    all.push_back({.inputs = tensors_of(function, context, b.inputs, b.input_count, "inputs"),
-                   .targets = tensors_of(function, context, b.targets, b.target_count, "targets"),
-                   .global_rows = b.global_rows});
+    all.push_back(capi::batch_of(function, context, b));
   return all;
 }
 

@@ -308,6 +308,7 @@ static weft_evaluation evaluation = WEFT_EVALUATION_INIT, *const good_weft_evalu
 #define good_weft_trainer_create_from_json_options NULL
 #define null_weft_trainer_create_from_json_options 1
 #define null_weft_trainer_step_batches_result 1
+#define null_weft_model_forward_count 1
 #define good_weft_trainer_step_batches_rate 0.1
 static const int64_t one_token[] = {0};
 static const weft_tokens a_prompt = {one_token, 1}, *const good_weft_tokens = &a_prompt;

@@ -1286,6 +1286,28 @@ static void from_json(rank_args* a) {
     weft_evaluation evaluation = WEFT_EVALUATION_INIT;
     train_batch(i, p.first, p.rows, tokens, labels);
     OK(weft_trainer_evaluate(trainer, &batch, 1, &evaluation, &error));
+    if (i == 0) { /* the outputs are the logits */
+      float logits[TRAIN_ROWS * TRAIN_SEQUENCE * TRAIN_VOCAB];
+      const weft_token_batch of_tokens = {tokens, labels, p.rows, TRAIN_SEQUENCE, 0};
+      const weft_buffer to = {logits, count * TRAIN_VOCAB, WEFT_F32, WEFT_CPU};
+      weft_tensor output = WEFT_TENSOR_INIT(NULL, to, NULL);
+      int32_t outputs = 0;
+      REFUSED(weft_model_get_output(model, 0, &output, &error),
+              "weft_model_get_output: index is 0; there is no output: expected weft_model_forward first");
+      OK(weft_model_forward(model, &batch, &outputs, &error));
+      OK(weft_model_logits(model, &of_tokens, &to, &error));
+      OK(weft_model_get_output(model, 0, &output, &error));
+      CHECK(outputs == 1 && output.dim_count == 3 && output.extents[0] == p.rows);
+      CHECK(output.extents[1] == TRAIN_SEQUENCE && output.extents[2] == TRAIN_VOCAB);
+      CHECK(memcmp(output.data.data, logits, sizeof(float) * (size_t)to.count) == 0);
+      REFUSED(weft_model_get_output(model, 1, &output, &error),
+              "weft_model_get_output: index is 1; expected 0 to 0");
+      if (run.dp * run.tp == 1) {
+        const weft_batch empty = {NULL, 0, 0, NULL, 0};
+        REFUSED(weft_model_forward(model, &empty, NULL, &error),
+                "compute_outputs: inputs is empty; expected 1 tensor or more");
+      }
+    }
     OK(weft_trainer_step_batches(trainer, &batch, 1, TRAIN_RATE, &result, &error));
     CHECK(result.loss == step(expected, &p, i) && result.step == i);
     CHECK(fabs(evaluation.loss - result.loss) < 1e-6 && evaluation.tokens == result.tokens);

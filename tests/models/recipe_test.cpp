@@ -18,6 +18,7 @@
 #include "weft/base/random.hpp"
 #include "weft/dp/grad_norm.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/models/outputs.hpp"
 #include "weft/models/trainer.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/conv.hpp"
@@ -411,6 +412,57 @@ TEST(Recipe, TheTrainerRefusesBatchesThatDoNotFit) {
     training.built.loss.reset();
     expect_error(ErrorCode::bad_argument, "trainer: the model has no loss; expected a Recipe with one",
                  [&] { return Trainer(training.built, training.compute, {}).steps(); });
+  });
+}
+
+// Outputs of any mesh are those of one rank: this rank's rows of them.
+TEST(Recipe, OutputsOfAnyMesh) {
+  std::vector<float> of;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    Training one(rank, weather(), {{"dp", 1}, {"tp", 1}}, {.seed = 3});
+    const Tensor whole = compute_outputs(one.built, one.compute, maps_of(rank.context, one.built, 0))[0];
+    of.assign(whole.f32().begin(), whole.f32().end());
+  });
+  for (const MeshShape& shape :
+       {MeshShape{{"dp", 2}, {"tp", 2}, {"h", 1}}, MeshShape{{"dp", 1}, {"tp", 2}, {"h", 2}},
+        MeshShape{{"dp", 4}, {"tp", 1}, {"h", 1}}})
+    test::run_ranks(Ranks::threads, 4, [&](Rank& part) {
+      Training training(part, weather(), shape, {.data = DataForm::fsdp, .domain_axes = {"h"}, .seed = 3});
+      Batch batch = maps_of(part.context, training.built, 0);
+      batch.targets.clear();
+      const Tensor y = compute_outputs(training.built, training.compute, batch)[0];
+      const Chunk rows = chunk_of(kRows, training.built.data.size(), training.built.data.rank());
+      EXPECT_EQ(y.shape(), (Shape{rows.size, 8, 4, 4}));
+      EXPECT_EQ(y.layout(), nullptr);
+      for (std::int64_t i = 0; i < y.count(); ++i)
+        EXPECT_NEAR(y.f32()[static_cast<std::size_t>(i)],
+                    of[static_cast<std::size_t>(rows.offset * 8 * 4 * 4 + i)], 1e-5)
+            << to_string(shape);
+    });
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Training training(rank, weather(), {{"dp", 1}, {"tp", 1}, {"h", 2}}, {.domain_axes = {"h"}, .seed = 3});
+    const Batch good = maps_of(rank.context, training.built, 0);
+    Batch batch = good;
+    if (rank.rank == 1) batch.inputs.clear();
+    const auto outputs = [&] { return compute_outputs(training.built, training.compute, batch).size(); };
+    expect_error(ErrorCode::bad_argument,
+                 rank.rank == 1 ? "compute_outputs: inputs is empty; expected 1 tensor or more"
+                                : "compute_outputs: another rank of h=2 was given a batch that does not fit; "
+                                  "its own error says why",
+                 outputs);
+    batch = {.inputs = {Tensor::zeros(rank.context, {2, 8, 4, 4})}};
+    batch.inputs[0].f32()[0] = static_cast<float>(rank.rank);
+    expect_error(ErrorCode::bad_argument,
+                 "compute_outputs: the ranks of h=2 were given different batches; expected the same, as they "
+                 "share the work on each",
+                 outputs);
+    batch = good;
+    EXPECT_EQ(outputs(), 1U);
+    ParallelModel pipeline = build_parallel_model(
+        transformer_recipe(small()), DeviceMesh(rank.group(), MeshShape{{"dp", 1}, {"tp", 1}, {"pp", 2}}),
+        training.compute, {.pipeline_axis = "pp"});
+    expect_error(ErrorCode::bad_argument, "compute_outputs: the model is a pipeline; expected a whole model",
+                 [&] { return compute_outputs(pipeline, training.compute, good).size(); });
   });
 }
 

@@ -194,6 +194,17 @@ typedef struct weft_batch {
   int64_t global_rows;        /* as in weft_token_batch */
 } weft_batch;
 
+/* Computes the outputs of the model for this rank's rows of a batch, whose targets are not read: passes that
+ * keep nothing. *count, which may be NULL, becomes the number of outputs, which weft_model_get_output gives
+ * until the next weft_model_forward. Collective over the tensor axis and the axes that cut maps; blocks.
+ * Fails with WEFT_BAD_ARGUMENT on all ranks of these axes, before any pass, if one of them gives a wrong
+ * batch, or if their inputs differ; and for a pipeline. */
+weft_status weft_model_forward(weft_model* model, const weft_batch* batch, int32_t* count, weft_error* error);
+/* Gives an output: this rank's rows, with all features, on the host. `data` and `extents` are valid until the
+ * next weft_model_forward, or until the model ends. */
+weft_status weft_model_get_output(const weft_model* model, int32_t index, weft_tensor* output,
+                                  weft_error* error);
+
 /* Tokens that the program owns. */
 typedef struct weft_tokens {
   const int64_t* tokens;

@@ -1,0 +1,128 @@
+"""Types of `weft.train`. Made by tools/python_stubs.py --write."""
+import os
+from . import Mesh, nn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional, Union
+PathName = Union[str, bytes, 'os.PathLike[str]', 'os.PathLike[bytes]']
+
+class Recipe:
+
+    def __init__(self, model: nn.Layer, *, loss: Optional[str]=None, blocks: Iterable[str]=(), name: str='model') -> None:
+        ...
+
+def transformer(**sizes: Any) -> Recipe:
+    ...
+
+def weather(**sizes: Any) -> Recipe:
+    ...
+
+class Parameter(NamedTuple):
+    name: str
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    trained: bool
+
+class ParallelModel:
+
+    def __init__(self) -> None:
+        ...
+
+    @property
+    def mesh(self) -> Mesh:
+        ...
+
+    def rows(self, count: int) -> slice:
+        ...
+
+    def forward(self, batch: Batch) -> list[Any]:
+        ...
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        ...
+
+    def value(self, name: str) -> Any:
+        ...
+
+    def set_value(self, name: str, value: Any) -> None:
+        ...
+
+    def save(self, directory: PathName, step: int=0) -> None:
+        ...
+
+    def load(self, directory: PathName) -> int:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def __enter__(self) -> ParallelModel:
+        ...
+
+    def __exit__(self, *exception: object) -> None:
+        ...
+
+def build_parallel_model(recipe: Recipe, mesh: Mesh, *, threads: int=1, **options: Any) -> ParallelModel:
+    ...
+
+class Batch:
+
+    def __init__(self, inputs: Any, targets: Any=(), *, global_rows: int=0) -> None:
+        ...
+
+class StepResult(NamedTuple):
+    step: int
+    count: int
+    loss: float
+    grad_norm: float
+    skipped: bool
+    loss_scale: float
+
+class Evaluation(NamedTuple):
+    count: int
+    loss: float
+    perplexity: float
+
+class Trainer:
+
+    def __init__(self, model: ParallelModel, **options: Any) -> None:
+        ...
+
+    def step(self, batches: Union[Batch, Sequence[Batch]], rate: float) -> StepResult:
+        ...
+
+    def evaluate(self, batches: Union[Batch, Sequence[Batch]]) -> Evaluation:
+        ...
+
+    @property
+    def steps(self) -> int:
+        ...
+
+    def swap_averages(self, averages_in: bool) -> None:
+        ...
+
+    def swap_evaluation(self, evaluation_in: bool) -> None:
+        ...
+
+    def save(self, directory: PathName) -> None:
+        ...
+
+    def load(self, directory: PathName) -> None:
+        ...
+
+    def close(self) -> None:
+        ...
+
+    def __enter__(self) -> Trainer:
+        ...
+
+    def __exit__(self, *exception: object) -> None:
+        ...
+
+class Schedule:
+
+    def __init__(self, form: str, peak: float, *, floor: float=0, warmup: int=0, total: int=1, decay: int=0, shape: str='linear') -> None:
+        ...
+
+    def __call__(self, step: int) -> float:
+        ...
