@@ -6,6 +6,7 @@
 #include <map>
 
 #include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
 #include "weft/nn/attention.hpp"
 #include "weft/nn/window_attention.hpp"
 #include "weft/tp/plan.hpp"
@@ -28,10 +29,11 @@ std::string path_below(const Module& root, const Module& m) {
 }
 
 std::vector<Module*> selected(Module& root, const AcPolicy& policy) {
+  if (name(policy.mode) == "?")
+    refuse_ac(fmt::format("mode is {}; expected none, full or selective", static_cast<int>(policy.mode)));
   if (policy.every < 1) refuse_ac(fmt::format("every is {}; expected 1 or more", policy.every));
   if (policy.every > 1 && policy.mode != AcMode::full)
     refuse_ac(fmt::format("every is {} with mode {}; it is for mode full", policy.every, name(policy.mode)));
-  if (policy.mode == AcMode::none) return {};
   if (policy.mode == AcMode::full && policy.modules.empty())
     refuse_ac("mode full needs patterns of the blocks; modules is empty");
   std::vector<bool> matched(policy.modules.size(), false);
@@ -45,6 +47,7 @@ std::vector<Module*> selected(Module& root, const AcPolicy& policy) {
   });
   for (std::size_t i = 0; i < matched.size(); ++i)
     if (!matched[i]) refuse_ac(fmt::format("\"{}\" matches no module below the root", policy.modules[i]));
+  if (policy.mode == AcMode::none) return {};
   if (found.empty())
     refuse_ac("mode selective found no attention; expected one, or patterns of paths in modules");
   std::vector<Module*> chosen;
@@ -129,10 +132,19 @@ ActivationProfile::ActivationProfile(Module& root, Inputs x, Frame& frame) : roo
   });
   for (const Parameter* p : root.parameters())
     if (p->has_gradient()) refuse(fmt::format("\"{}\" has a gradient; expected none", p->path()));
+  Compute& compute = frame.compute();
+  std::vector<std::pair<Tensor, Tensor>> buffers;  // each, and what it was
+  for (const ModuleBuffer* b : root.buffers())
+    if (b->materialised()) {
+      buffers.emplace_back(b->tensor(), compute.make(b->tensor().shape(), b->tensor().dtype()));
+      copy(compute.context(), b->tensor().view(), buffers.back().second.view(), compute.stream());
+    }
   Tensors y;
   record_forward(root, x, frame, y);
   record_backward(root, y, frame);
   for (Parameter* p : root.parameters()) p->zero_gradient();
+  for (const auto& [now, before] : buffers)
+    copy(compute.context(), before.view(), now.view(), compute.stream());
   alive_.clear();
 }
 

@@ -374,6 +374,10 @@ TEST(ActivationCheckpointing, RefusesPoliciesThatDoNotFit) {
   EXPECT_EQ(
       text(full({"layers.*", "layers.*.mlp"})),
       "apply_ac: \"layers.0.mlp\" is inside \"layers.0\", which runs again as a whole; expected one of them");
+  EXPECT_EQ(text({.mode = static_cast<AcMode>(7), .modules = {"layers.*"}}),
+            "apply_ac: mode is 7; expected none, full or selective");
+  EXPECT_EQ(text({.mode = AcMode::none, .modules = {"nothing"}}),
+            "apply_ac: \"nothing\" matches no module below the root");
   EXPECT_EQ(error_of([] { ac_mode_of("some"); }),
             "apply_ac: mode is \"some\"; expected none, full or selective");
   EXPECT_EQ(ac_mode_of("selective"), AcMode::selective);
@@ -558,6 +562,24 @@ TEST(ActivationProfile, PredictsTheBytesOfTheAllocator) {
     EXPECT_LE(near(predicted.peak, found.peak), 0.05)
         << name(policy.mode) << predicted.peak << " " << found.peak;
   }
+}
+
+TEST(ActivationProfile, LeavesTheStateOfModulesAsItIs) {
+  Context context;
+  Compute compute(context, 1);
+  Sequential model;
+  model.append("norm", std::make_unique<BatchNorm>(4));
+  set_up(model, compute);
+  std::vector<std::vector<std::byte>> states;
+  for (int time = 0; time < 2; ++time) {
+    for (const ModuleBuffer* b : model.buffers()) {
+      const auto* const bytes = reinterpret_cast<const std::byte*>(b->tensor().view().data);
+      states.emplace_back(bytes, bytes + b->tensor().bytes());
+    }
+    Frame frame(compute);
+    if (time == 0) ActivationProfile(model, random(context, {3, 4, 2, 5}, "x"), frame);
+  }
+  EXPECT_EQ(std::vector(states.begin(), states.begin() + 3), std::vector(states.begin() + 3, states.end()));
 }
 
 }  // namespace

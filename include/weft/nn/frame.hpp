@@ -166,7 +166,7 @@ class Frame {
   /// For modules and hooks that change state in forward, such as the vectors of a spectral norm, running
   /// statistics or counts: calls `work` once in a pass and returns its tensors. If the module runs again for
   /// its backward, once() does not call `work`, but returns the tensors of the first run, which the Frame has
-  /// kept. `path` identifies the caller. Throws bad_argument if the second run asks for other results, or in
+  /// kept. `path` identifies the caller. Throws mismatch if the second run asks for other results, or in
   /// another order, than the first.
   Tensors once(std::string_view path, const std::function<Tensors()>& work);
   const Pass& pass() const noexcept { return pass_; }
@@ -258,7 +258,7 @@ class Frame {
   /// Pops the newest entry, a Checkpoint; `x` gets the inputs. Returns the scratch Frame on which the module
   /// runs again, forward and backward, for this backward pass. This Frame must outlive it.
   Frame pop_checkpoint(Tensors& x);
-  /// The forward pass on such a Frame is over. Throws bad_argument if it used fewer results than the first.
+  /// The forward pass on such a Frame is over. Throws mismatch if it used fewer results than the first.
   void end_recomputing();
   /// Records, or compares, the hash of a module's outputs if a Checkpoint says so. Throws mismatch if they
   /// differ from those of the first run.

@@ -54,7 +54,7 @@ struct AcPolicy {
 /// Returns the paths of the modules that run again, in the order of the tree. Call it after parallelize() and
 /// before fully_shard() or GradientReducer. No communication. Throws bad_argument before anything changes:
 /// for a pattern that matches no module, a selection without any module, `every` below 1, full without
-/// patterns, a module inside another that runs again, or a module that runs again already.
+/// patterns, a selected module inside another, or a module of `root` that runs again already.
 std::vector<std::string> apply_ac(Module& root, const AcPolicy& policy);
 
 /// Numbers of bytes on this rank.
@@ -71,11 +71,11 @@ struct ActivationBytes {
 class ActivationProfile {
  public:
   /// Runs root.forward(x, frame), and backward with the outputs in the place of their gradients; then drops
-  /// the gradients. Collective like the passes. For a model before apply_ac() and without data parallel:
-  /// throws bad_argument if a module of `root` runs again already, or if a parameter has a gradient.
+  /// the gradients and restores the buffers. Collective like the passes. For a model before apply_ac() and
+  /// without data parallel: throws bad_argument if a module runs again already, or a parameter has a gradient.
   ActivationProfile(Module& root, Inputs x, Frame& frame);
-  /// The bytes of passes like those after apply_ac(root, policy), without the gradient that backward is
-  /// given, without gradients of parameters, and without tensors that layers use only inside themselves.
+  /// The bytes of passes like those after apply_ac(root, policy), without the gradient that backward is given,
+  /// gradients of parameters, tensors that layers use only inside themselves, and results of Frame::once().
   /// Throws the errors of apply_ac().
   ActivationBytes predict(const AcPolicy& policy) const;
 
