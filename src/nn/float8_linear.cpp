@@ -312,19 +312,29 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
                  exact = frame.exact()](Frame& f) {
       // dw = or += dyᵀ of_x, in bf16
       const auto multiplied = [&](const Tensor& of_x, const Tensor& dw, bool add) {
-        if (exact)
-          exact::weight_gradient(f, layer, columns.values, of_x, dw, add);
-        else
-          multiply(f, columns.values, Stored::transposed, of_x, Stored::plain, dw, out, in, tokens, add);
+        multiply(f, columns.values, Stored::transposed, of_x, Stored::plain, dw, out, in, tokens, add);
       };
       layer.weight->accumulate(of_dw, [&](const Tensor& dw, bool add) {
-        if (in_high_precision) return multiplied(kept[0], dw, add);
+        if (in_high_precision)
+          return exact ? exact::weight_gradient(f, layer, columns.values, kept[0], dw, add)
+                       : multiplied(kept[0], dw, add);
         const Tensor values = f.compute().make(kept[0].shape(), DType::bf16).with_layout(kept[0].layout());
         float8::widen(f.kernels(), kept[0], values);
+        const auto rescale = [&](const Tensor& product, const Tensor& to, bool more) {
+          float8::rescale(f.kernels(), product.data_ptr<float>(), {out, in}, {columns.scales.data(), each},
+                          {kept[2].data_ptr<float>(), each}, nullptr, to.data_ptr<float>(), more);
+        };
+        // Each block is rescaled before it is added: what overflows does so on every mesh.
+        if (exact)
+          return exact::over_samples(f, layer, values, 1, dw, add, [&](Chunk block, const Tensor& sum) {
+            kernels::tree_matmul(f.kernels(), columns.values.data_ptr<bf16>() + block.offset * out,
+                                 Stored::transposed, values.data_ptr<bf16>() + block.offset * in,
+                                 Stored::plain, sum.data_ptr<float>(), out, in, block.size, {});
+            rescale(sum, sum, false);
+          });
         const Tensor product = add ? f.compute().make(dw.shape()) : dw;
         multiplied(values, product, false);
-        float8::rescale(f.kernels(), product.data_ptr<float>(), {out, in}, {columns.scales.data(), each},
-                        {kept[2].data_ptr<float>(), each}, nullptr, dw.data_ptr<float>(), add);
+        rescale(product, dw, add);
       });
     });
   }
@@ -368,7 +378,8 @@ void Float8Linears::convert(const std::shared_ptr<Float8Linears>& self, Linear& 
 }
 
 // In exact mode a product is rescaled on each rank before the ranks add theirs. This gives the bits of one
-// rank if all ranks have the same scales, and if these are powers of two.
+// rank if all ranks have the same scales, and if these are powers of two; gradients of weights, which may
+// overflow if the loss is scaled, are rescaled block by block.
 std::string Float8Linears::exact_refusal(const Module& module) {
   const auto* const passes = dynamic_cast<const Float8LinearPasses*>(module.passes().get());
   if (passes == nullptr) return "has other passes, which have no rule for exact mode";
