@@ -78,10 +78,10 @@ void ParallelModel::set_trainable(std::span<Parameter* const> given, bool traina
     for (Parameter* p : given) sharded->set_trainable(*p, trainable);
     return;
   }
-  const GradientReducerOptions options = reducer->options();
+  const GradientReducerOptions given_before = reducer->options();
   reducer.reset();  // it listens to the parameters that were trained when it was made
   for (Parameter* p : given) p->set_trainable(trainable);
-  reducer = std::make_unique<GradientReducer>(parameters(), data, options);
+  reducer = std::make_unique<GradientReducer>(parameters(), data, given_before);
 }
 
 Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const {
@@ -169,6 +169,7 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
                            to_string(built_.mesh.shape())));
   }
   built_.exact = options_.exact;
+  built_.options = options_;
   built_.sequence_parallel = options_.tensor.sequence_parallel;
   built_.tokens = recipe_.tokens;
   built_.placement = recipe_.place;
@@ -309,6 +310,13 @@ void ModelBuilder::data_parallel() {
   if (options_.exact == Exact::yes) {
     expect_exact(*built_.model, options_, built_);
     expect_exact_kernels(*compute_);
+    built_.passes_are_exact =
+        built_.model->add_hook(Module::HookPoint::pre_forward, [](Module&, Tensors&, Frame& frame) {
+          if (frame.pass().training && !frame.exact())
+            throw Error(ErrorCode::bad_argument,
+                        "exact: a training pass whose Frame is not exact, of a model that was built exact; "
+                        "expected Frame(compute, {.exact = Exact::yes})");
+        });
   }
   if (options_.data == DataForm::ddp) {
     built_.reducer = std::make_unique<GradientReducer>(built_.parameters(), built_.data, options_.reducer);

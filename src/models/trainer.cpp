@@ -69,8 +69,10 @@ struct Setting {
   bool known = true;  // otherwise this rank agrees with any other
 };
 // `optimizer`: its digest. `first_values`: the history of the first values; 0: not known.
-std::vector<Setting> settings_of(const Trainer::Options& o, const Float8Model* float8,
+std::vector<Setting> settings_of(const Trainer::Options& o, const ParallelModel& model,
                                  std::uint64_t optimizer, std::int64_t steps, std::uint64_t first_values) {
+  const Float8Model* const float8 = model.float8.get();
+  const BuildOptions& build = model.options;
   const auto of = [](std::initializer_list<double> values) {
     Fnv1a hash;
     for (const double v : values) hash.add(std::bit_cast<std::uint64_t>(v));
@@ -79,6 +81,8 @@ std::vector<Setting> settings_of(const Trainer::Options& o, const Float8Model* f
   const auto& scale = o.loss_scale;
   const Float8LinearOptions of_float8 =
       float8 != nullptr ? float8->linears()->options() : Float8LinearOptions{};
+  Fnv1a frozen;
+  for (const std::string& pattern : build.frozen) frozen.add(hash_of(pattern));
   Fnv1a converted;
   if (float8 != nullptr)
     for (const Linear* layer : float8->linears()->layers()) converted.add(hash_of(layer->path()));
@@ -95,6 +99,13 @@ std::vector<Setting> settings_of(const Trainer::Options& o, const Float8Model* f
       {"options.z_loss", of({o.z_loss})},
       {"options.freeze", static_cast<std::int64_t>(hash_of(to_string(o.freeze)))},
       {"options.ema", o.ema ? of({o.ema->decay, static_cast<double>(o.ema->warm_up)}) : 0},
+      {"BuildOptions::exact", static_cast<std::int64_t>(build.exact)},
+      {"BuildOptions::dtype", static_cast<std::int64_t>(build.dtype)},
+      {"BuildOptions::activations", static_cast<std::int64_t>(build.activations)},
+      {"BuildOptions::data", static_cast<std::int64_t>(build.data)},
+      {"BuildOptions::frozen", static_cast<std::int64_t>(frozen.value)},
+      {"BuildOptions::tensor.sequence_parallel", build.tensor.sequence_parallel ? 1 : 0},
+      {"BuildOptions::tensor.vocab", static_cast<std::int64_t>(build.tensor.vocab)},
       {"BuildOptions::float8", float8 != nullptr ? 1 + static_cast<std::int64_t>(of_float8.recipe) : 0},
       {"BuildOptions::float8_options.filter", static_cast<std::int64_t>(converted.value)},
       {"BuildOptions::float8_options.scales", static_cast<std::int64_t>(of_float8.scales)},
@@ -197,18 +208,14 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   const auto content = static_cast<std::int64_t>(hash.value);
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
   std::vector<Setting> settings =
-      settings_of(options_, model_->float8.get(), optimizer_->digest(), steps_,
+      settings_of(options_, *model_, optimizer_->digest(), steps_,
                   steps_ > 0 || model_->stages ? 0 : history_of_first_values(model_->parameters()));
   // Bits differ between instruction sets.
   const auto isa = static_cast<std::int64_t>(cpu_isa());
   settings.push_back({"the instruction set of an exact step (WEFT_CPU_ISA chooses one)",
                       model_->exact == Exact::yes ? 1 + isa : 0});
   Fnv1a rows;
-  const std::vector<Parameter*> parameters = model_->model->parameters();
-  const bool narrow = std::any_of(parameters.begin(), parameters.end(),
-                                  [](const Parameter* p) { return p->dtype() == DType::bf16; });
   for (const Batch& batch : to) rows.add(static_cast<std::uint64_t>(batch.global_rows));
-  settings.push_back({"BuildOptions::dtype", narrow ? 1 : 0});
   settings.push_back({"global_rows of the batches", static_cast<std::int64_t>(rows.value), !own});
   // Represents a number that this rank does not know.
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
@@ -266,6 +273,19 @@ Tensors inputs_of_loss(const Tensors& outputs, const Batch& batch, const Tensor&
   all.insert(all.end(), batch.targets.begin(), batch.targets.end());
   all.push_back(counted);
   return all;
+}
+
+// The sum of the losses of all ranks. In exact mode it is the tree over blocks of samples, which may be nested
+// in another order than the axes of the mesh.
+double loss_of_all(const ParallelModel& model, Compute& compute, const Tensor& loss) {
+  if (model.exact == Exact::no) return to_host(compute.context(), full(loss)).as<double>()[0];
+  const double own = to_host(compute.context(), loss).as<double>()[0];
+  std::vector<double> sums;
+  for (const std::int64_t bits : gathered(compute, model.data, {std::bit_cast<std::int64_t>(own)}))
+    sums.push_back(std::bit_cast<double>(bits));
+  for (std::size_t step = 1; step < sums.size(); step *= 2)
+    for (std::size_t i = 0; i + step < sums.size(); i += 2 * step) sums[i] += sums[i + step];
+  return sums[0];
 }
 
 // Returns whether ranks may still communicate after this error.
@@ -360,7 +380,8 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
       of_batches = pipeline_losses(all, global, loss(), {.seed = options_.seed, .step = steps_}, dloss);
     }
     std::optional<NoSync> off;  // a sharded model reduces each micro-batch: it keeps no whole gradients
-    if (all.size() > 1 && model_->reducer && !earlier && !model_->stages) off.emplace(model_->no_sync());
+    if (all.size() > 1 && model_->reducer && !earlier && !model_->stages)
+      off.emplace(model_->reducer->no_sync());
     std::int64_t first = 0;
     for (std::size_t i = 0; i < all.size() && !model_->stages; ++i) {
       if (i + 1 == all.size()) off.reset();
@@ -389,8 +410,7 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
   if (earlier) earlier->add_to_last();
   for (const DeviceMesh& axes : model_->axes_of_equal_rows())  // of parameters that are whole there
     if (axes.size() > 1) reduce_gradients(optimizer_->parameters(), axes, {.compute = compute_});
-  for (const Tensor& loss : losses)
-    of_batches.push_back(to_host(compute_->context(), full(loss)).as<double>()[0]);
+  for (const Tensor& loss : losses) of_batches.push_back(loss_of_all(*model_, *compute_, loss));
   return std::accumulate(of_batches.begin(), of_batches.end(), 0.0);
 }
 
@@ -470,7 +490,7 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
     frame.begin({.training = false, .exact = model_->exact});
     const Tensors y = model_->model->forward(batch.inputs, frame);
     const Tensor part = loss.forward(inputs_of_loss(y, batch, global), frame)[0];
-    result.loss += to_host(compute_->context(), full(part)).as<double>()[0];
+    result.loss += loss_of_all(*model_, *compute_, part);
   }
   result.perplexity = std::exp(result.loss);
   return result;

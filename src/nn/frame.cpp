@@ -91,7 +91,12 @@ void Frame::begin(const Pass& pass) {
 }
 
 void Frame::count_use(const Parameter& parameter) {
-  if (outer_ == nullptr && (keeps_ || checkpoint_ != nullptr)) ++uses_[&parameter];
+  if (outer_ != nullptr || (!keeps_ && checkpoint_ == nullptr)) return;
+  if (++uses_[&parameter] > 1 && exact() && parameter.trainable())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("exact: \"{}\" is used twice in a pass, and the gradients of both uses are added "
+                            "before the ranks add theirs; there is no rule for that",
+                            parameter.path()));
 }
 
 bool Frame::drop_use(const Parameter& parameter) {

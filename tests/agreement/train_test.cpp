@@ -249,17 +249,24 @@ Row of_trainer(const std::string& name, const std::function<void(Trainer::Option
           }};
 }
 
-Row of_float8(const std::string& name, const std::function<void(BuildOptions&)>& change) {
+// `both`: what both ranks have.
+Row of_build(
+    const std::string& name, const std::function<void(BuildOptions&)>& change,
+    const std::function<void(BuildOptions&)>& both = [](BuildOptions&) {}) {
   return {"Trainer::step",
           name,
           "in the exchange of the numbers of labels",
           ErrorCode::bad_argument,
           "trainer: " + name + " is not the same on all ranks of dp=2 x tp=1; expected the same",
-          [change](Rank& r) {
-            BuildOptions options{.seed = 3, .float8 = Float8Recipe::rowwise};
+          [change, both](Rank& r) {
+            BuildOptions options{.seed = 3};
+            both(options);
             if (r.rank == 1) change(options);
             Trained(r, {{"dp", 2}, {"tp", 1}}, {}, options).step();
           }};
+}
+Row of_float8(const std::string& name, const std::function<void(BuildOptions&)>& change) {
+  return of_build(name, change, [](BuildOptions& o) { o.float8 = Float8Recipe::rowwise; });
 }
 
 Row of_apply_float8(const std::string& name, const std::string& text, Float8Recipe recipe,
@@ -309,6 +316,15 @@ Rows trainers() {
                    o.freeze = FreezeSchedule({{9, "layers.0", true}});
                  }),
       of_trainer("options.ema", [](Options& o) { o.ema = Ema::Options{}; }),
+      of_build("BuildOptions::exact", [](BuildOptions& o) { o.exact = Exact::yes; }),
+      of_build(
+          "BuildOptions::activations", [](BuildOptions& o) { o.activations = DType::bf16; },
+          [](BuildOptions& o) { o.dtype = DType::bf16; }),
+      of_build("BuildOptions::data", [](BuildOptions& o) { o.data = DataForm::fsdp; }),
+      of_build("BuildOptions::frozen", [](BuildOptions& o) { o.frozen = {"layers.0"}; }),
+      of_build("BuildOptions::tensor.sequence_parallel",
+               [](BuildOptions& o) { o.tensor.sequence_parallel = true; }),
+      of_build("BuildOptions::tensor.vocab", [](BuildOptions& o) { o.tensor.vocab = VocabSplit::shard; }),
       of_float8("BuildOptions::float8", [](BuildOptions& o) { o.float8.reset(); }),
       of_float8("BuildOptions::float8_options.filter",
                 [](BuildOptions& o) { o.float8_options.filter.only = {"layers.0.mlp"}; }),

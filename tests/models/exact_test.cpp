@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <cmath>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -38,6 +39,7 @@ struct Case {
   int threads = 1, micro_batches = 1;
   Exact exact = Exact::yes;
   int first = 0, last = kSteps;
+  std::optional<double> loss_scale = {};
   std::filesystem::path load = {}, save = {};  // before the first step, after the last
 };
 
@@ -62,7 +64,9 @@ template <class T>
 std::vector<std::uint64_t> bits_of(std::span<const T> values) {
   std::vector<std::uint64_t> bits;
   for (const T v : values)
-    if constexpr (sizeof(T) == 8)
+    if (std::isnan(v))
+      bits.push_back(~std::uint64_t{0});  // the bits of a NaN say nothing
+    else if constexpr (sizeof(T) == 8)
       bits.push_back(std::bit_cast<std::uint64_t>(v));
     else
       bits.push_back(std::bit_cast<std::uint32_t>(v));
@@ -100,7 +104,9 @@ Bits run(const Case& c, std::int64_t rows = kRows) {
     options.exact = c.exact;
     options.seed = 3;
     ParallelModel model = build_parallel_model(c.model, mesh, compute, options);
-    Trainer trainer(model, compute, {.max_norm = 0.5});
+    Trainer::Options training{.max_norm = 0.5};
+    if (c.loss_scale) training.loss_scale = LossScaler::Options{.scale = *c.loss_scale};
+    Trainer trainer(model, compute, training);
     Bits own;
     if (!c.load.empty()) trainer.load(c.load);
     for (int step = c.first; step < c.last; ++step) {
@@ -119,6 +125,8 @@ Bits run(const Case& c, std::int64_t rows = kRows) {
       const Trainer::Result result = trainer.update(0.01);
       own.push_back({name("norm"), bits_of(std::span<const double>(&result.grad_norm, 1))});
       for (Parameter* p : model.parameters()) own.push_back({name(p->path()), whole(p->master())});
+      const double held_out = trainer.evaluate(batches).loss;
+      own.push_back({name("evaluation"), bits_of(std::span<const double>(&held_out, 1))});
     }
     if (!c.save.empty()) trainer.save(c.save);
     const std::lock_guard lock(mutex);
@@ -193,6 +201,16 @@ TEST(Exact, ShardedParameters) {
   expect_same_bits({on(1, 1), fsdp(on(2, 1)), fsdp(on(4, 1)), hsdp(2, 2, 1), fsdp(on(2, 2)), hsdp(2, 2, 2)});
 }
 
+// The samples are divided over the replicas first, whatever the order of the axes in the mesh.
+TEST(Exact, ReplicasInnermostInTheMesh) {
+  Case inner = hsdp(2, 2, 1), ddp = hsdp(2, 2, 1), between = hsdp(2, 2, 2);
+  inner.mesh = ddp.mesh = {{"dp_shard", 2}, {"dp_replicate", 2}, {"tp", 1}};
+  between.mesh = {{"dp_shard", 2}, {"tp", 2}, {"dp_replicate", 2}};
+  ddp.build.data = DataForm::ddp;
+  inner.name = "dp_shard, dp_replicate", ddp.name += " ddp", between.name = "dp_shard, tp, dp_replicate";
+  expect_same_bits({on(1, 1), inner, ddp, between});
+}
+
 TEST(Exact, SharedKeyAndValueHeads) {
   const auto two = [](Case& c) { c.model = small(2); };
   expect_same_bits(
@@ -221,6 +239,19 @@ TEST(Exact, Float8Layers) {
     };
     expect_same_bits(each({on(1, 1), on(1, 2), on(2, 2, true), on(4, 1), fsdp(on(2, 2)), on(1, 8)},
                           fmt::format("float8 {}", name(recipe)), float8));
+  }
+}
+
+// Parts of gradients of weights overflow before they are added: on all meshes alike.
+TEST(Exact, Float8LayersNearTheEndOfTheRange) {
+  for (int power = 116; power < 126; ++power) {
+    const auto float8 = [&](Case& c) {
+      c.build.float8 = Float8Recipe::rowwise;
+      c.build.float8_options.scales = Float8Scales::whole;
+      c.model.ffn_hidden = 96;
+      c.loss_scale = std::ldexp(1.0, power), c.last = 1;
+    };
+    expect_same_bits(each({on(1, 1), on(4, 1), fsdp(on(2, 1))}, fmt::format("scale 2^{}", power), float8));
   }
 }
 

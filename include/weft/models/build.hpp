@@ -10,10 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "weft/base/error.hpp"
 #include "weft/base/exact.hpp"
 #include "weft/domain/domain.hpp"
 #include "weft/ep/moe.hpp"
 #include "weft/models/recipe.hpp"
+#include "weft/nn/module.hpp"
 #include "weft/pp/pipeline.hpp"
 #include "weft/tp/plan.hpp"
 #include "weft/train/activation_checkpointing.hpp"
@@ -136,11 +138,14 @@ struct ParallelModel {
   DomainManager domain;              ///< empty: maps are whole
   std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> placement;  ///< Recipe::place
   std::function<std::int64_t(std::span<const Tensor> inputs, std::span<const Tensor> targets)>
-      count;                                          ///< Recipe::count
-  std::unique_ptr<Float8Model> float8;                ///< null: none
-  std::unique_ptr<GradientReducer> reducer;           ///< of DataForm::ddp
-  std::unique_ptr<FullySharded> sharded;              ///< of DataForm::fsdp
-  Exact exact = Exact::no;                            ///< of BuildOptions
+      count;                                 ///< Recipe::count
+  std::unique_ptr<Float8Model> float8;       ///< null: none
+  std::unique_ptr<GradientReducer> reducer;  ///< of DataForm::ddp
+  std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
+  Exact exact = Exact::no;                   ///< of BuildOptions
+  BuildOptions options;                      ///< with which it was built
+  /// In exact mode: refuses a training pass of a program's own loop without Pass::exact.
+  HookHandle passes_are_exact;
   bool sequence_parallel = false;                     ///< of BuildOptions::tensor
   DeviceMesh stages;                                  ///< BuildOptions::pipeline_axis; empty: no pipeline
   PipelineForm pipeline;                              ///< of BuildOptions
@@ -148,8 +153,15 @@ struct ParallelModel {
   std::function<PipelineBorder(int stage, const Tensors& inputs)> border;  ///< between stages
 
   /// Use it around all micro-batches except the last: passes then only accumulate. See GradientReducer and
-  /// FullySharded.
-  NoSync no_sync() { return sharded ? sharded->no_sync() : reducer->no_sync(); }
+  /// FullySharded. Throws bad_argument in exact mode, whose micro-batches are reduced before they are added: a
+  /// Trainer does so.
+  NoSync no_sync() {
+    if (exact == Exact::yes)
+      throw Error(ErrorCode::bad_argument,
+                  "exact: no_sync() adds micro-batches before the ranks add theirs, which has other bits on "
+                  "other meshes; expected one pass in a step, or a Trainer");
+    return sharded ? sharded->no_sync() : reducer->no_sync();
+  }
   /// Call it after the last backward pass: it reduces every gradient over all data ranks.
   void finish() { sharded ? sharded->finish() : reducer->finish(); }
 
