@@ -275,8 +275,8 @@ Tensors inputs_of_loss(const Tensors& outputs, const Batch& batch, const Tensor&
   return all;
 }
 
-// The sum of the losses of all ranks. In exact mode it is the tree over blocks of samples, which may be nested
-// in another order than the axes of the mesh.
+// The sum of the losses of all ranks. In exact mode it is the tree over blocks of samples, which may be
+// nested in another order than the axes of the mesh.
 double loss_of_all(const ParallelModel& model, Compute& compute, const Tensor& loss) {
   if (model.exact == Exact::no) return to_host(compute.context(), full(loss)).as<double>()[0];
   const double own = to_host(compute.context(), loss).as<double>()[0];

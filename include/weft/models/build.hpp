@@ -153,8 +153,8 @@ struct ParallelModel {
   std::function<PipelineBorder(int stage, const Tensors& inputs)> border;  ///< between stages
 
   /// Use it around all micro-batches except the last: passes then only accumulate. See GradientReducer and
-  /// FullySharded. Throws bad_argument in exact mode, whose micro-batches are reduced before they are added: a
-  /// Trainer does so.
+  /// FullySharded. Throws bad_argument in exact mode, whose micro-batches are reduced before they are added:
+  /// a Trainer does so.
   NoSync no_sync() {
     if (exact == Exact::yes)
       throw Error(ErrorCode::bad_argument,

@@ -17,8 +17,8 @@ namespace weft {
 /// `exact: tp=3 does not divide 8 blocks`. Call it when all layouts are set.
 void expect_exact(Module& root, const DeviceMesh& mesh);
 
-/// Throws bad_argument unless `ranks` divide kExactBlocks and `size`: `exact: rows of a batch: 12 over 8 ranks
-/// (12 = 8 x 1 + 4); expected equal parts`.
+/// Throws bad_argument unless `ranks` divide kExactBlocks and `size`: `exact: rows of a batch: 12 over 8
+/// ranks (12 = 8 x 1 + 4); expected equal parts`.
 void expect_exact_parts(std::string_view what, std::int64_t size, int ranks);
 
 /// Runs some kernels of `compute` on small operands, whole and in two parts, the first time that it is called

@@ -72,9 +72,9 @@ class ActivationProfile {
  public:
   /// Runs root.forward(x, frame), and backward with the outputs in the place of their gradients; then drops
   /// the gradients and restores the buffers. Collective like the passes. For a model before apply_ac() and
-  /// without data parallel: throws bad_argument if a module runs again already, or a parameter has a gradient.
+  /// without data parallel: throws bad_argument if a module runs again, or if a parameter has a gradient.
   ActivationProfile(Module& root, Inputs x, Frame& frame);
-  /// The bytes of passes like those after apply_ac(root, policy), without the gradient that backward is given,
+  /// The bytes of passes like those after apply_ac(root, policy), without the gradient that backward gets,
   /// gradients of parameters, tensors that layers use only inside themselves, and results of Frame::once().
   /// Throws the errors of apply_ac().
   ActivationBytes predict(const AcPolicy& policy) const;
