@@ -14,18 +14,18 @@ from test_complete import run
 from test_examples import EXAMPLES
 
 try:
-    from weft import nn, train
+    from weft import float8, nn, train
 except ImportError as reason:
     pytest.skip(f"libweft_train is not there: {reason}", allow_module_level=True)
 
 from weft import _train_api
 
 WITHOUT = {  # the layers of a framework of the program's own: docs/python_models.md says so
-    name for name in _train_api.FUNCTIONS if re.match(r"weft_(column|row|vocab|matrix|maps|float8|loss_scaler|mean_squared|binary_cross|convert|gather_output|conv|global_count)", name)}
+    name for name in _train_api.FUNCTIONS if re.match(r"weft_(column|row|vocab|matrix|maps|loss_scaler|mean_squared|binary_cross|convert|gather_output|conv|global_count)", name)}
 
 
 def test_every_function():
-    source = pathlib.Path(train.__file__).read_text(encoding="utf-8")
+    source = "".join(pathlib.Path(module.__file__).read_text(encoding="utf-8") for module in (train, float8))
     used = {f"weft_{name}" for name in re.findall(r"\blib\.(\w+)", source)}
     other = {  # by the functions for any recipe; generation and logits are of tokens
         "weft_transformer_create", "weft_transformer_create_from_text", "weft_model_text", "weft_trainer_create", "weft_trainer_step", "weft_trainer_backward",

@@ -570,6 +570,8 @@ BuildOptions build_options_from_json(std::string_view text) {
   f.word("activations", o.activations, dtype_from_name);
   f.get("frozen", o.frozen);
   f.word("float8", o.float8, float8_recipe_from_name);
+  f.choose<Float8Scales>("float8_scales", {{"own", Float8Scales::own}, {"whole", Float8Scales::whole}},
+                         o.float8_options.scales);
   f.word("ac", o.ac.mode, ac_mode_of);
   f.get("ac_modules", o.ac.modules);
   f.get("ac_every", o.ac.every);
