@@ -141,6 +141,26 @@ def test_transformer_by_recipe(ranks):
     assert one[0] < 3.0 and two == pytest.approx(one * 2, abs=1e-3)
 
 
+def test_pipeline(ranks):
+    """Two stages on two ranks, with the losses of one rank."""
+    tokens = np.arange(32, dtype=np.int64).reshape(4, 8)
+    batches = [train.Batch(tokens[i:i + 2], np.roll(tokens, -1, 1)[i:i + 2]) for i in (0, 2)]
+
+    def program(group):
+        recipe = train.transformer(dim=16, layers=2, heads=4, ffn_hidden=24, vocab=32, max_seq=8, init_std=0.1)
+        mesh = weft.Mesh(group, pp=-1, dp=1, tp=1)
+        model = train.build_parallel_model(recipe, mesh, seed=5, **({"pipeline_axis": "pp", "pipeline": "gpipe"} if group.size == 2 else {}))
+        trainer = train.Trainer(model)
+        losses = [trainer.step(batches, 0.01).loss for _ in range(3)]
+        if group.size == 2:
+            with pytest.raises(weft.BadArgumentError, match="compute_outputs: the model is a pipeline; expected a whole model"):
+                model.forward(batches[0])
+        return losses, len(model.parameters)
+    (one, count), = ranks(1, program)
+    for losses, own in ranks(2, program):
+        assert losses == pytest.approx(one, abs=1e-5) and own < count
+
+
 def test_parameters(ranks, tmp_path):
     def program(group):
         model = train.build_parallel_model(train.Recipe(nn.SwiGLU(4, 6)), weft.Mesh(group, dp=1, tp=2), seed=5)

@@ -536,6 +536,7 @@ Recipe recipe_from_json(std::string_view text) {
   recipe.name = "model";
   f.get("name", recipe.name);
   f.get("blocks", recipe.blocks);
+  f.get("pipeline", recipe.pipeline);
   recipe.loss = loss_of(f);
   const Json& model = f.need("model");
   f.done("a recipe");
@@ -579,6 +580,9 @@ BuildOptions build_options_from_json(std::string_view text) {
   bool split = false;
   f.get("split_vocab", split);
   if (split) o.tensor.vocab = VocabSplit::shard;
+  f.get("pipeline_axis", o.pipeline_axis);
+  f.word("pipeline", o.pipeline.kind, pipeline_kind);
+  f.get("stages_per_rank", o.pipeline.stages_per_rank);
   bool exact = false;
   f.get("exact", exact);
   if (exact) o.exact = Exact::yes;

@@ -127,6 +127,8 @@ TEST(FromJson, EveryLayer) {
       "kv_heads": 1, "max_seq": 16, "ffn_hidden": 12}})")
                          .build();
   EXPECT_EQ(block->parameters().size(), 9U);
+  EXPECT_EQ(recipe_from_json(R"({"pipeline": ["a"], "model": {"layer": "ReLU"}})").pipeline,
+            std::vector<std::string>{"a"});
   EXPECT_EQ(recipe_from_json(R"({"transformer": {"dim": 16, "heads": 4, "vocab": 32}})").tokens->vocab, 32);
   EXPECT_EQ(recipe_from_json(R"({"weather": {"dim": 8, "depth": 1, "head_dim": 4, "local_window": 2,
       "global_window": 2}})")
@@ -176,7 +178,7 @@ TEST(FromJson, Options) {
       R"({"data_axis": "d", "tensor_axis": "t", "replicate_axis": "r", "domain_axes": ["h"], "data": "fsdp",
           "reshard_after_forward": 2, "reduce": "bf16", "seed": 18446744073709551615, "dtype": "bf16",
           "activations": "bf16", "frozen": ["a"], "float8": "rowwise", "ac": "selective", "ac_modules": ["m"],
-          "ac_every": 2, "sequence_parallel": true, "split_vocab": true, "exact": true, "compile_model": true})");
+          "ac_every": 2, "sequence_parallel": true, "split_vocab": true, "exact": true, "compile_model": true, "pipeline_axis": "pp", "pipeline": "gpipe", "stages_per_rank": 2})");
   EXPECT_EQ(build.data_axis + build.tensor_axis + build.replicate_axis + build.domain_axes.at(0), "dtrh");
   EXPECT_EQ(build.data, DataForm::fsdp);
   EXPECT_EQ(build.sharding.precision.reduce, DType::bf16);
@@ -187,6 +189,8 @@ TEST(FromJson, Options) {
   EXPECT_TRUE(build.ac.mode == AcMode::selective && build.ac.every == 2 && build.ac.modules.size() == 1);
   EXPECT_TRUE(build.tensor.sequence_parallel && build.tensor.vocab == VocabSplit::shard);
   EXPECT_TRUE(build.exact == Exact::yes && build.compile_model);
+  EXPECT_TRUE(build.pipeline_axis == "pp" && build.pipeline.kind == PipelineKind::gpipe &&
+              build.pipeline.stages_per_rank == 2);
 
   const Trainer::Options trainer = trainer_options_from_json(
       R"({"optimizer": {"name": "muon", "momentum": 0.5, "scale": "original", "adamw_for": ["head"]},

@@ -132,7 +132,8 @@ typedef struct weft_parameter {
 #define WEFT_PARAMETER_INIT \
   { sizeof(weft_parameter), 0, NULL, {0}, {0}, {NULL, 0, WEFT_F32, WEFT_CPU}, false }
 
-/* Parameters are numbered from 0, in the same order on all ranks. */
+/* Parameters are numbered from 0, in the same order on all ranks. In a pipeline they are those of this rank's
+ * stages. */
 weft_status weft_model_parameter_count(const weft_model* model, int32_t* count, weft_error* error);
 weft_status weft_model_get_parameter(const weft_model* model, int32_t index, weft_parameter* parameter,
                                      weft_error* error);
