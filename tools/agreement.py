@@ -62,6 +62,8 @@ TWINS = {
     "weft_loss_scaler_unscale": "LossScaler::unscale",
     "weft_model_logits": "compute_logits",
     "weft_model_generate": "generate",
+    "weft_model_forward": "compute_outputs",
+    "weft_trainer_evaluate": "Trainer::evaluate",
     "weft_model_save": "save_checkpoint",
     "weft_model_load": "load_checkpoint",
     "weft_trainer_step": "Trainer::step",
@@ -76,6 +78,9 @@ PYTHON = {
     "Group.broadcast_object": "ProcessGroup::broadcast",
     "Group.all_gather_object": "ProcessGroup::all_gather",
     "Group.gather_object": "ProcessGroup::all_to_all_v",
+    "ParallelModel.forward": "compute_outputs",
+    "Trainer.step": "Trainer::step",
+    "Trainer.evaluate": "Trainer::evaluate",
 }
 
 

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 
+#include "base/hash.hpp"
 #include "ep/tokens.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
@@ -324,6 +326,27 @@ std::vector<LayerBalance> expert_balance(Module& model) {
     if (auto* const moe = dynamic_cast<MoE*>(&m)) all.push_back({moe->path(), moe->router.report()});
   });
   return all;
+}
+
+std::uint64_t digest_of_mixtures(Module& model) {
+  Fnv1a hash;
+  bool found = false;
+  model.visit([&](Module& m) {
+    const auto* const moe = dynamic_cast<const MoE*>(&m);
+    if (moe == nullptr) return;
+    found = true;
+    const MoEConfig& c = moe->config();
+    const RouterOptions& r = c.router;
+    for (const std::int64_t n :
+         {c.dim, c.hidden, c.experts, c.shared_hidden, static_cast<std::int64_t>(c.kind),
+          std::int64_t{c.scale_outputs_by_load}, std::int64_t{c.float8_dispatch}, std::int64_t{r.top_k},
+          static_cast<std::int64_t>(r.scores), std::int64_t{r.normalise}, static_cast<std::int64_t>(r.bias),
+          static_cast<std::int64_t>(r.capacity), static_cast<std::int64_t>(r.balance)})
+      hash.add(static_cast<std::uint64_t>(n));
+    for (const double x : {r.noise, r.capacity_factor, r.aux_loss, r.z_loss})
+      hash.add(std::bit_cast<std::uint64_t>(x));
+  });
+  return found ? hash.value : 0;
 }
 
 void set_router_loss_scale(Module& model, double scale) {

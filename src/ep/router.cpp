@@ -104,7 +104,8 @@ void choose_of_each(const float* logits, const float* bias, const RouterOptions&
 
 std::int64_t expert_capacity(double factor, std::int64_t tokens, int top_k, std::int64_t experts) {
   const double mean = static_cast<double>(tokens) * top_k / static_cast<double>(experts);
-  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(mean * factor)));
+  const double most = static_cast<double>(tokens) * top_k;  // all assignments
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(std::ceil(mean * factor), most)));
 }
 
 double RouterReport::imbalance() const noexcept {
@@ -526,6 +527,12 @@ void update_router_bias(Router& router, double rate, double mean_rate) {
   if (master.layout()) first = static_cast<std::size_t>(master.layout()->parts()[0].offset[0]);
   for (std::size_t i = 0; i < master.f32().size(); ++i)
     master.f32()[i] += static_cast<float>(rate * (1 / n - static_cast<double>(share[first + i])));
+}
+
+void forget_router_counts(Module& model) {
+  model.visit([&](Module& m) {
+    if (auto* const router = dynamic_cast<Router*>(&m)) router->forget_counts();
+  });
 }
 
 void update_router_biases(Module& model, double rate, double mean_rate) {

@@ -256,6 +256,11 @@ void ModelBuilder::pipeline_parallel() {
   built_.stages = axis;
   built_.pipeline = options_.pipeline;
   if (built_.pipeline.schedule) check_pipeline_schedule(*built_.pipeline.schedule);
+  if (built_.pipeline.schedule && !built_.pipeline.schedule->trains())
+    refuse(fmt::format("schedule \"{}\" has no backward passes; expected a schedule that trains",
+                       built_.pipeline.schedule->name));
+  if (!built_.pipeline.schedule && built_.pipeline.kind == PipelineKind::forward_only)
+    refuse("kind forward has no backward passes; expected a kind that trains");
   const PipelineSchedule one = built_.pipeline.schedule ? *built_.pipeline.schedule : built_.schedule_for(1);
   if (one.ranks != axis.size())
     refuse(fmt::format("schedule \"{}\" is for {} ranks; {}={}", one.name, one.ranks, options_.pipeline_axis,

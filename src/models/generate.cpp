@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <exception>
+#include <limits>
 #include <numeric>
 #include <optional>
 
 #include "models/agreement.hpp"
 #include "models/batch.hpp"
+#include "weft/ep/router.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/key_value_cache.hpp"
@@ -45,6 +48,19 @@ void check_prompts(const TokenSizes& sizes, std::span<const TokenList> prompts, 
                                           p, prompts[p].size(), sizes.max_seq - 1));
   }
   for (std::size_t s = 0; s < o.stops.size(); ++s) tokens_of(fmt::format("stop {}", s), o.stops[s]);
+}
+
+// With a capacity a token's experts depend on the other tokens of a pass, and so on the cache and the
+// prompts.
+void expect_no_capacity(Module& model) {
+  model.visit([](Module& m) {
+    if (const auto* const router = dynamic_cast<const Router*>(&m);
+        router != nullptr && router->options().capacity != Capacity::none)
+      refuse_batch(kGenerate,
+                   fmt::format("\"{}\" has a capacity; expected Capacity::none, so that a token does not "
+                               "depend on the other tokens of a pass",
+                               m.path()));
+  });
 }
 
 std::uint64_t content_of(std::span<const TokenList> prompts, const GenerateOptions& o) {
@@ -236,11 +252,14 @@ std::int64_t choose_token(std::span<const float> logits, const GenerateOptions& 
 std::vector<Generated> generate(ParallelModel& model, Compute& compute, std::span<const TokenList> prompts,
                                 const GenerateOptions& options, const std::optional<Error>& fault) {
   const TokenSizes& sizes = expect_tokens(kGenerate, model);
+  if (model.stages)
+    refuse_batch(kGenerate, "the model is a pipeline; expected a model that is whole on each rank");
   std::optional<Error> own = fault;
   try {
     if (!own) {
       check_options(kGenerate, options);
       check_prompts(sizes, prompts, options);
+      expect_no_capacity(*model.model);
     }
   } catch (const Error& e) {
     own = e;
@@ -257,12 +276,12 @@ std::vector<Generated> generate(ParallelModel& model, Compute& compute, std::spa
   TokenPasses passes(model, compute, options, samples, most);
   for (std::int64_t left = 1; left > 0; ++known) {
     const Tensor logits = passes.run(known);
-    std::optional<Error> failed;
+    std::exception_ptr failed;  // also of the program's function
     std::uint64_t hash = 0;
     try {
       hash = passes.choose(logits, known);
-    } catch (const Error& e) {
-      failed = e;
+    } catch (...) {
+      failed = std::current_exception();
     }
     const auto bits = static_cast<std::int64_t>(hash);
     const Numbers same = least_of(compute, model.tensor, {failed ? -1 : 0, bits, ~bits});
@@ -270,7 +289,7 @@ std::vector<Generated> generate(ParallelModel& model, Compute& compute, std::spa
     const bool differ = same[1] != ~same[2];
     // -1: a rank has failed, 0: a rank has samples that go on
     const std::int64_t least = least_of(compute, model.data, {same[0] != 0 || differ ? -1 : done ? 1 : 0})[0];
-    if (failed) throw Error(*failed);
+    if (failed) std::rethrow_exception(failed);
     if (differ)
       throw Error(ErrorCode::mismatch,
                   fmt::format("generate: the ranks of {}={} have chosen different tokens at "
@@ -281,7 +300,7 @@ std::vector<Generated> generate(ParallelModel& model, Compute& compute, std::spa
                    fmt::format("another rank failed at position {}; its own error says why", known));
     left = least == 1 ? 0 : 1;
   }
-  return exchange(model, compute, samples, prompts.size(), options.new_tokens);
+  return exchange(model, compute, samples, prompts.size(), std::min(options.new_tokens, sizes.max_seq - 1));
 }
 
 }  // namespace weft

@@ -116,8 +116,12 @@ double rope_theta_of(const LlamaKeys& keys, std::string_view source) {
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     const nlohmann::json* const rope = keys.find(key);
     if (rope == nullptr) continue;
-    const std::string kind =
-        rope->is_object() ? rope->value("rope_type", rope->value("type", "default")) : "";
+    const auto kind_by = [&](const char* name) {
+      const auto at = rope->is_object() ? rope->find(name) : rope->end();
+      return at != rope->end() && at->is_string() ? at->get<std::string>() : std::string();
+    };
+    std::string kind = kind_by("rope_type");
+    if (kind.empty()) kind = kind_by("type");
     if (kind != "default")
       bad_llama(fmt::format("{}: {} is {}; expected rotary positions of the type \"default\"", source, key,
                             rope->dump()));

@@ -214,6 +214,18 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   const auto isa = static_cast<std::int64_t>(cpu_isa());
   settings.push_back({"the instruction set of an exact step (WEFT_CPU_ISA chooses one)",
                       model_->exact == Exact::yes ? 1 + isa : 0});
+  settings.push_back(
+      {"options of the mixtures of experts", static_cast<std::int64_t>(digest_of_mixtures(*model_->model))});
+  // Ranks of several stages have other parameters, whose first values cannot be compared.
+  Fnv1a pipeline;
+  if (model_->stages) {
+    pipeline.add(to_string(model_->schedule_for(1)));
+    for (const std::vector<std::string>& stage : model_->stage_paths)
+      for (const std::string& path : stage) pipeline.add(path);
+  }
+  settings.push_back({"BuildOptions::pipeline", static_cast<std::int64_t>(pipeline.value)});
+  settings.push_back({"BuildOptions::seed of a pipeline",
+                      model_->stages ? static_cast<std::int64_t>(model_->options.seed) : 0});
   Fnv1a rows;
   for (const Batch& batch : to) rows.add(static_cast<std::uint64_t>(batch.global_rows));
   settings.push_back({"global_rows of the batches", static_cast<std::int64_t>(rows.value), !own});
@@ -310,9 +322,7 @@ void end_step(ParallelModel& model, bool reduced) noexcept {
   if (reduced) return;
   // The stages' group has failed, and not that of the data ranks, who may wait in finish().
   if (model.data.size() > 1 && !model.stages && !groups_are_sound()) return;
-  try {
-    model.reducer->finish();
-  } catch (...) {}
+  model.reducer->give_up();
 }
 
 // While this lives, float8 layers pass on gradients that are not finite, for steps that are skipped then.
@@ -425,6 +435,7 @@ Trainer::Result Trainer::take_backward(const Batches& batches, std::optional<dou
     if (scaler_) finite_ = scaler_->unscale(optimizer_->parameters(), model_->mesh, compute_);
   } catch (...) {
     optimizer_->zero_gradients();
+    forget_router_counts(*model_->model);
     throw;
   }
   pending_ = result;
@@ -511,6 +522,7 @@ void Trainer::discard() noexcept {
   optimizer_->zero_gradients();
   if (scaler_) scaler_->discard();
   pending_.reset();
+  forget_router_counts(*model_->model);
 }
 
 }  // namespace weft

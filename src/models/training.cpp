@@ -180,12 +180,21 @@ class Run {
   // Along the axes on which ranks may hold the same elements; the stages of a pipeline have others each.
   void compare_replicas() {
     const ParallelModel& model = trainer_.model();
+    // All ranks make all comparisons, also a rank that has found a difference.
     const auto compare = [&](const DeviceMesh& axes) {
-      if (axes.size() > 1) check_replicas(model.parameters(), axes, &trainer_.compute());
+      if (axes.size() == 1) return;
+      try {
+        check_replicas(model.parameters(), axes, &trainer_.compute());
+      } catch (...) {
+        if (!failed_) failed_ = std::current_exception();
+      }
     };
     compare(model.data);
     compare(model.tensor);
     if (model.domain) compare(model.domain.axes());
+    const Numbers least = least_of(trainer_.compute(), mesh_, {failed_ ? -1 : 0});
+    if (failed_) std::rethrow_exception(failed_);
+    if (least[0] != 0) refuse_plan("replicas differ on another rank; its own error says which");
   }
 
   void save() {

@@ -8,6 +8,7 @@
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/attention.hpp"
+#include "weft/nn/conv.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/window_attention.hpp"
@@ -34,6 +35,9 @@ void put(Compute& compute, const Tensor& x, const Tensor& known, std::int64_t fi
 }  // namespace
 
 void KeyValues::append(Compute& compute, const Tensor& k, const Tensor& v) {
+  if (compute.device() != Device{})
+    throw Error(ErrorCode::unsupported, fmt::format("key/value cache: the model is on {}; expected the host",
+                                                    to_string(compute.device())));
   if (size + k.size(1) > most)
     refuse_cache(fmt::format("{} positions are known, and {} more come; expected at most {} in all", size,
                              k.size(1), most));
@@ -51,7 +55,8 @@ void KeyValues::append(Compute& compute, const Tensor& k, const Tensor& v) {
 KeyValueCache::KeyValueCache(Module& model, std::int64_t positions) : most_(positions) {
   if (positions < 1) refuse_cache(fmt::format("{} positions; expected 1 or more", positions));
   model.visit([&](Module& m) {
-    if (dynamic_cast<CrossAttention*>(&m) != nullptr || dynamic_cast<WindowAttention*>(&m) != nullptr)
+    if (dynamic_cast<CrossAttention*>(&m) != nullptr || dynamic_cast<WindowAttention*>(&m) != nullptr ||
+        dynamic_cast<Conv2d*>(&m) != nullptr)
       refuse_cache(fmt::format("\"{}\" reads other positions than those of an Attention", m.path()));
     auto* const attention = dynamic_cast<Attention*>(&m);
     if (attention == nullptr) return;

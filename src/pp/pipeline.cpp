@@ -35,11 +35,6 @@ std::string text_of(const PipelineBorder& b) {
   return text_of(b.shape, b.dtype) + (b.layout == nullptr ? "" : " with a layout");
 }
 
-// Whether the group of ranks is in order after this error: it is not one of the group's own errors.
-bool is_of_a_pass(const Error& e) {
-  return e.code() != ErrorCode::timeout && e.code() != ErrorCode::peer_lost && e.code() != ErrorCode::aborted;
-}
-
 }  // namespace
 
 // A run goes through the list of actions. A receive takes a free slot: memory of the shape of its message,
@@ -174,9 +169,11 @@ struct Pipeline::Impl {
       state_borders();
     } catch (const Error& e) {
       own = e;
+    } catch (const std::exception& e) {  // of the program's function `border`
+      own = Error(ErrorCode::bad_argument, fmt::format("pipeline: border: {}", e.what()));
     }
     std::vector<std::int64_t> mine{own ? 1 : 0, digest_of_schedule, digest_of_stages, pass.step};
-    const std::size_t size = 5;
+    const std::size_t size = 8;
     Fnv1a of_borders;
     if (!own)
       for (const std::vector<PipelineBorder>& at : borders)
@@ -187,6 +184,9 @@ struct Pipeline::Impl {
           of_borders.add(";");
         }
     mine.push_back(static_cast<std::int64_t>(of_borders.value));
+    mine.push_back(loss != nullptr ? 1 : 0);
+    mine.push_back(static_cast<std::int64_t>(pass.seed));
+    mine.push_back((pass.training ? 1 : 0) + (pass.exact == Exact::yes ? 2 : 0));
     std::vector<std::int64_t> all(size * static_cast<std::size_t>(group.size()));
     group.all_gather(mine, all).wait();
     if (own) throw Error(*own);
@@ -197,7 +197,8 @@ struct Pipeline::Impl {
       if (of(rank, 0) != 0)
         bad_pipeline(
             fmt::format("rank {} was given micro-batches that do not fit; its own error says why", rank));
-    constexpr const char* kWhat[] = {"", "schedule", "list of stages", "step", "list of shapes"};
+    constexpr const char* kWhat[] = {"",     "schedule", "list of stages", "step", "list of shapes",
+                                     "loss", "seed",     "kind of pass"};
     for (std::size_t word = 1; word < size; ++word)
       for (int rank = 1; rank < group.size(); ++rank)
         if (of(rank, word) != of(0, word))
@@ -278,7 +279,9 @@ struct Pipeline::Impl {
   }
   // Slots are written again while a send may still read: a stage that hands its input on gives a copy.
   Tensor own_memory(const Tensor& t, const Slot* slot) const {
-    if (slot == nullptr || t.data() != slot->memory.data()) return t;
+    if (slot == nullptr || t.data() < slot->memory.data() ||
+        t.data() >= slot->memory.data() + slot->memory.bytes())
+      return t;
     const Tensor copied = compute.make(t.shape(), t.dtype());
     copy(compute.context(), t, copied, compute.stream());
     return copied.with_layout(t.layout());
@@ -312,10 +315,11 @@ struct Pipeline::Impl {
         throw Error(ErrorCode::mismatch,
                     fmt::format("pipeline: stage {} has {} outputs; expected 1", a.stage, y.size()));
       expect_border("the output", a, a.stage + 1, y[0]);
+      const Tensor own = own_memory(y[0], p.x_slot);
       if (here(a.stage + 1))
-        passes[{a.stage + 1, a.micro_batch}].x = y;
+        passes[{a.stage + 1, a.micro_batch}].x = {own};
       else
-        p.y = own_memory(y[0], p.x_slot);
+        p.y = own;
     }
     if (trains) return;
     release(p.x_slot);
@@ -347,10 +351,11 @@ struct Pipeline::Impl {
             ErrorCode::mismatch,
             fmt::format("pipeline: stage {} gives {} gradients of inputs; expected 1", a.stage, dx.size()));
       expect_border("the gradient of the input", a, a.stage, dx[0]);
+      const Tensor own = own_memory(dx[0], p.dy_slot);
       if (here(a.stage - 1))
-        passes[{a.stage - 1, a.micro_batch}].dy = dx;
+        passes[{a.stage - 1, a.micro_batch}].dy = {own};
       else
-        p.dx = own_memory(dx[0], p.dy_slot);
+        p.dx = own;
     }
     if (a.kind == Kind::backward) end_backward(p);
   }
@@ -388,7 +393,7 @@ struct Pipeline::Impl {
       try {
         perform(actions()[i], began);
       } catch (const Error& e) {
-        if (is_of_a_pass(e)) abort(i, e.what());
+        if (!group.failed()) abort(i, e.what());
         throw;
       } catch (const std::exception& e) {
         abort(i, e.what());
@@ -405,8 +410,13 @@ struct Pipeline::Impl {
   void tell_losses(Result& result) {
     if (loss == nullptr) return;
     result.losses.resize(batches.size());
-    for (std::size_t m = 0; here(last()) && m < losses.size(); ++m)
-      result.losses[m] = to_host(compute.context(), full(losses[m])).as<double>()[0];
+    try {
+      for (std::size_t m = 0; here(last()) && m < losses.size(); ++m)
+        result.losses[m] = to_host(compute.context(), full(losses[m])).as<double>()[0];
+    } catch (const std::exception& e) {
+      if (!group.failed()) group.abort(fmt::format("pipeline: the losses: {}", e.what()));
+      throw;
+    }
     group.broadcast(result.losses, rank_of(last())).wait();
   }
 
@@ -474,6 +484,7 @@ Pipeline::Result Pipeline::run(std::span<const PipelineMicroBatch> micro_batches
   i.perform_all();
   Result result;
   i.tell_losses(result);
+  i.group.barrier().wait();  // an error of the last passes of another rank is an error of all
   if (!i.trains && i.here(i.last())) result.outputs = std::move(i.outputs);
   return result;
 }

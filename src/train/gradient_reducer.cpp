@@ -370,13 +370,23 @@ void GradientReducer::note_history() {
 
 // All ranks reduce all gradients in any case, even missing ones: a rank that threw at once would leave the
 // others waiting. A missing gradient counts as zero until expect_none_missing() has compared the ranks.
-void GradientReducer::finish() {
+void GradientReducer::finish() { finish(false); }
+
+void GradientReducer::give_up() noexcept {
+  try {
+    finish(true);
+  } catch (...) {}
+  for (const Slot& slot : slots_)
+    if (slot.parameter->has_gradient()) slot.parameter->zero_gradient();
+}
+
+void GradientReducer::finish(bool failed) {
   if (*no_syncs_ > 0)
     throw Error(
         ErrorCode::bad_argument,
         "gradient_reducer: finish() inside no_sync(); the last pass before it comes after that scope");
   for (std::size_t i = 0; i < slots_.size(); ++i)
-    if (slots_[i].parameter->has_gradient()) expect_partial(i);
+    if (slots_[i].parameter->has_gradient() && !failed) expect_partial(i);
   if (!each_axis_.empty() && !made_reducers_ && !slots_.empty()) make_reducers();
   note_history();
   noted_history_ = false;  // the next step's calls come
@@ -387,6 +397,7 @@ void GradientReducer::finish() {
     Slot& slot = slots_[i];
     if (slot.parameter->has_gradient()) {
       if (slot.set != kNoSet) given[slot.set].push_back(slot.entry);
+      if (failed) unused.push_back(i);
     } else {
       unused.push_back(i);
       slot.parameter->state_gradient(slot.use != nullptr ? slot.use : slot.parameter->layout());

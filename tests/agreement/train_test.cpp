@@ -9,7 +9,9 @@
 #include "train/bag.hpp"
 #include "train/shard_net.hpp"
 #include "weft/domain/domain.hpp"
+#include "weft/ep/dispatch.hpp"
 #include "weft/models/generate.hpp"
+#include "weft/models/outputs.hpp"
 #include "weft/models/training.hpp"
 #include "weft/pp/grad_norm.hpp"
 #include "weft/pp/pipeline.hpp"
@@ -399,6 +401,22 @@ Rows trainers() {
          Trained t(r, {{"dp", 1}, {"tp", 2}}, {});
          const std::vector<std::int64_t> tokens{0, 1, 2, r.rank == 1 ? 4 : 3};
          compute_logits(t.model, t.compute, Trained::batch(tokens));
+       }},
+      {"compute_outputs", "inputs of the tensor axis", "in an exchange of its own", ErrorCode::bad_argument,
+       "compute_outputs: …tp=2",
+       [](Rank& r) {
+         Trained t(r, {{"dp", 1}, {"tp", 2}}, {});
+         const Tensor tokens = Tensor::zeros(r.context, {1, 4}, DType::i64);
+         tokens.as<std::int64_t>()[3] = r.rank;
+         compute_outputs(t.model, t.compute, {.inputs = {tokens}});
+       }},
+      {"gather_choices", "top_k", "in an exchange of its own", ErrorCode::mismatch, "gather_choices: …",
+       [](Rank& r) {
+         Compute compute(r.context);
+         const std::int64_t top_k = 1 + r.rank;
+         const Tensor experts = Tensor::zeros(r.context, {2, top_k}, DType::i32),
+                      weights = Tensor::zeros(r.context, {2, top_k});
+         gather_choices(compute, r.group(), experts.view(), weights.view());
        }},
       {"generate", "prompts, options", "in an exchange of its own", ErrorCode::bad_argument,
        "generate: ranks were given different prompts or options; expected the same on all ranks",

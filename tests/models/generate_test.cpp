@@ -276,6 +276,16 @@ TEST(Generate, RefusesOnAllRanks) {
         text({good, good}, options),
         testing::HasSubstr(throws ? "mine" : "another rank failed at position 2; its own error says why"));
     EXPECT_EQ(model.tokens({{good}}, {.new_tokens = 2})[0].size(), 2U);  // it goes on
+    options.on_token = [&](std::int64_t, std::int64_t) {
+      if (throws) throw std::runtime_error("mine");
+    };
+    if (throws)
+      EXPECT_THROW(generate(model.built, model.compute, std::vector<TokenList>{good, good}, options),
+                   std::runtime_error);
+    else
+      EXPECT_THAT(text({good, good}, options), testing::HasSubstr("another rank failed at position 2"));
+    EXPECT_EQ(model.tokens({{good}}, {.new_tokens = std::numeric_limits<std::int64_t>::max()})[0].size(),
+              94U);
   });
 }
 

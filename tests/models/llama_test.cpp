@@ -174,6 +174,8 @@ TEST(Llama, RefusesAnotherConfiguration) {
   says(with({{"num_key_value_heads", 3}}), "\"c.json\": ");
   says(with({{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}}}),
        "expected rotary positions of the type \"default\"");
+  says(with({{"rope_parameters", {{"rope_type", 3}}}}), "expected rotary positions of the type \"default\"");
+  says(with({{"rope_scaling", "linear"}}), "expected rotary positions of the type \"default\"");
   EXPECT_EQ(
       transformer_from_llama(with({{"rope_theta", nullptr},
                                    {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 77.0}}}}),

@@ -214,6 +214,39 @@ TEST(Trainer, LogitsAreThoseOfAForwardPass) {
   });
 }
 
+// The gradients of a step whose last pass failed on one rank are of a part of its batches: no rank takes the
+// step.
+TEST(Trainer, AnErrorInALaterMicroBatchEndsTheStepOfAllRanks) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Built built(rank, {{"dp", 2}, {"tp", 1}});
+    Trainer trainer(built.model, built.compute, {});
+    int passes = 0;
+    const HookHandle hook = built.model.model->get("layers.0.mlp")
+                                .add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors&, Frame&) {
+                                  if (rank.rank == 1 && ++passes == 2)
+                                    throw Error(ErrorCode::bad_argument, "mine");
+                                });
+    const Rows one(0, built.first(), built.rows()), two(1, built.first(), built.rows());
+    const TokenBatch both[] = {one.batch, two.batch};
+    const auto values = [&] {
+      std::vector<float> all;
+      for (const Parameter* p : built.model.parameters())
+        all.insert(all.end(), p->master().f32().begin(), p->master().f32().end());
+      return all;
+    };
+    const std::vector<float> before = values();
+    const std::string text = error_of([&] { trainer.step(both, 0.01); }).what();
+    if (rank.rank == 1)
+      EXPECT_EQ(text, "mine");
+    else
+      EXPECT_THAT(text, testing::HasSubstr("gradient_reducer: no backward pass used"));
+    EXPECT_EQ(values(), before);
+    EXPECT_EQ(trainer.steps(), 0);
+    trainer.step(both, 0.01);  // the next one is as usual
+    EXPECT_EQ(trainer.steps(), 1);
+  });
+}
+
 TEST(Trainer, WhatDoesNotFitIsNamedOnAllRanks) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     Built built(rank, {{"dp", 2}, {"tp", 2}});

@@ -171,6 +171,85 @@ TEST(Pipeline, AnErrorOfAPassReachesAllRanks) {
       });
 }
 
+// The last backward pass of a step is one of stage 0, when all other ranks have no action left.
+TEST(Pipeline, AnErrorOfTheLastPassReachesAllRanks) {
+  for (const bool scored : {true, false})
+    test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
+      Compute compute(rank.context);
+      Sequential net;
+      const int micro_batches = 4;
+      for (int i = 0; i < 3; ++i) {
+        auto stage = std::make_unique<Sequential>();
+        stage->append(std::make_unique<Linear>(test::kFeatures, test::kFeatures, true, Normal{0.4}));
+        if (i == 0)
+          stage->append(std::make_unique<Trips>(scored ? 2 * micro_batches - 1 : micro_batches - 1,
+                                                [] { throw Error(ErrorCode::bad_argument, "a bad layer"); }));
+        net.append(std::move(stage));
+      }
+      MeanSquaredError loss;
+      const PipelineKind kind = scored ? PipelineKind::one_f_one_b : PipelineKind::forward_only;
+      Pipeline pipeline(
+          net, scored ? &loss : nullptr, rank.group(), compute,
+          {make_pipeline_schedule(kind, 3, micro_batches), {{"0"}, {"1"}, {"2"}}, test::pipe_border});
+      pipeline.materialise(7);
+      const PipeData data(rank.context, micro_batches);
+      const Error e = error_of([&] { pipeline.run(data.batches(), {.seed = 5, .step = 0}); });
+      EXPECT_THAT(e.what(), HasSubstr("a bad layer"));
+    });
+}
+
+// A stage that hands on its input: the memory of the message is free for the next message, and the stage
+// behind it, on the same rank, still reads.
+TEST(Pipeline, AStageWithoutWorkHandsOnMemoryOfItsOwn) {
+  const auto make_net = [] {
+    auto net = std::make_unique<Sequential>();
+    for (int i = 0; i < 4; ++i)
+      if (i == 1 || i == 2)
+        net->append(std::make_unique<Dropout>(0.0));
+      else
+        net->append(std::make_unique<Linear>(test::kFeatures, test::kFeatures, true, Normal{0.4}));
+    return net;
+  };
+  std::mt19937 random(9);
+  std::vector<PipelineSchedule> all;
+  for (int i = 0; i < 200; ++i)
+    all.push_back(test::random_schedule(random, {.ranks = 2, .stages_per_rank = 2, .micro_batches = 5}));
+  for (const bool trains : {true, false})
+    test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+      Compute compute(rank.context);
+      MeanSquaredError loss;
+      const auto whole = make_net();
+      materialise(*whole, compute);
+      initialise(*whole, 7);
+      for (const PipelineSchedule& given : all) {
+        if (given.ranks != 2 || given.stages() != 4) continue;
+        const PipelineSchedule s =
+            trains ? given : make_pipeline_schedule(PipelineKind::forward_only, 2, given.micro_batches, 2);
+        const auto net = make_net();
+        PipelineOptions options{s, {{"0"}, {"1"}, {"2"}, {"3"}}, test::pipe_border};
+        Pipeline pipeline(*net, &loss, rank.group(), compute, options);
+        pipeline.materialise(7);
+        const PipeData data(rank.context, s.micro_batches);
+        const PipelineResult result =
+            pipeline.run(data.batches(), {.seed = 5, .step = 0, .training = trains});
+        for (Parameter* p : whole->parameters()) p->zero_gradient();
+        for (std::size_t m = 0; m < data.batches().size(); ++m) {
+          const PipelineMicroBatch& b = data.batches()[m];
+          Frame frame(compute, {.seed = 5, .step = 0});
+          const Tensor y = whole->forward(b.inputs, frame)[0];
+          ASSERT_EQ(result.losses[m], loss.forward({y, b.targets[0], b.targets[1]}, frame)[0].as<double>()[0])
+              << to_string(s);
+          whole->backward(loss.backward({}, frame), frame);
+        }
+        if (!trains) continue;
+        test::Bits expected, found;
+        for (const Parameter* p : whole->parameters()) test::add_bits(expected, *p);
+        for (const Parameter* p : pipeline.parameters()) test::add_bits(found, *p);
+        for (const auto& [name, values] : found) ASSERT_EQ(values, expected[name]) << name << to_string(s);
+      }
+    });
+}
+
 TEST(Pipeline, AKilledStageIsNamedByAllOthers) {
   std::mt19937 random(6);
   for (const PipelineKind kind : {PipelineKind::gpipe, PipelineKind::one_f_one_b, PipelineKind::zero_bubble})
@@ -212,6 +291,8 @@ TEST(Pipeline, RanksCompareScheduleStagesAndShapes) {
   for (const Case& c : {Case{"schedule", "pipeline: rank 1 has another schedule than rank 0"},
                         Case{"stages", "pipeline: rank 1 has another list of stages than rank 0"},
                         Case{"step", "pipeline: rank 1 has another step than rank 0"},
+                        Case{"seed", "pipeline: rank 1 has another seed than rank 0"},
+                        Case{"loss", "pipeline: rank 1 has another loss than rank 0"},
                         Case{"shapes",
                              "pipeline: rank 1 has another list of shapes than rank 0; in front "
                              "of stage 1 this rank has"}})
@@ -230,10 +311,12 @@ TEST(Pipeline, RanksCompareScheduleStagesAndShapes) {
       }
       if (differs("shapes"))
         options.border = [](int, const Tensors& x) { return PipelineBorder{x[0].shape(), DType::bf16}; };
-      Pipeline pipeline(*net, &loss, rank.group(), compute, options);
+      if (c.differs == "loss") options.schedule = make_pipeline_schedule(PipelineKind::forward_only, 2, 2);
+      Pipeline pipeline(*net, differs("loss") ? nullptr : &loss, rank.group(), compute, options);
       pipeline.materialise(7);
       const Error e = error_of([&] {
-        pipeline.run(PipeData(rank.context, 2).batches(), {.seed = 5, .step = differs("step") ? 1 : 0});
+        pipeline.run(PipeData(rank.context, 2).batches(),
+                     {.seed = differs("seed") ? 6U : 5U, .step = differs("step") ? 1 : 0});
       });
       EXPECT_EQ(e.code(), ErrorCode::mismatch);
       EXPECT_THAT(e.what(), HasSubstr(c.text));

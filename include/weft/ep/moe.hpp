@@ -107,4 +107,7 @@ std::vector<LayerBalance> expert_balance(Module& model);
 /// Calls Router::set_loss_scale() for each router of a model.
 void set_router_loss_scale(Module& model, double scale);
 
+/// A hash of the options of all mixtures in the model, which ranks compare; 0: there is none.
+std::uint64_t digest_of_mixtures(Module& model);
+
 }  // namespace weft

@@ -122,9 +122,10 @@ struct RouterReport {
 /// tokens: this rank's, in row-major order.
 ///
 /// x may be split in its first dimension only. The ranks along these axes share counts and losses: one
-/// all-gather of 8 + 2 experts numbers, in each forward pass, whatever is chosen. If a logit is not finite on
-/// any rank, all of these ranks throw bad_argument: `"layers.0.mlp.router": the logits of token 17 on dp rank
-/// 1 are not finite`. Losses and capacity are those of the global batch, so they do not depend on the mesh.
+/// all-gather of 5 + 2 · experts numbers, in each forward pass, whatever is chosen. If a logit is not finite
+/// on any rank, all of these ranks throw bad_argument: `"layers.0.mlp.router": the logits of token 17 on dp
+/// rank 1 are not finite`. Losses and capacity are those of the global batch, so they do not depend on the
+/// mesh.
 ///
 /// If the module runs again for its backward (activation checkpointing), it keeps the choice of the first
 /// run, communicates nothing, and counts nothing again.
@@ -141,9 +142,10 @@ class Router : public Module {
   ModuleBufferRef bias_buffer;  ///< of RouterBias::selects
   ModuleBufferRef share;        ///< of RouterBias::weighs
   std::int64_t experts() const noexcept { return experts_; }
-  /// A bias that weighs has no rule.
+  /// A bias that weighs has no rule, nor has a capacity that depends on how the batch is cut.
   bool has_exact_rule() const override {
-    return typeid(*this) == typeid(Router) && bias_parameter == nullptr;
+    return typeid(*this) == typeid(Router) && bias_parameter == nullptr &&
+           options_.capacity != Capacity::per_choice_and_rank;
   }
   const RouterOptions& options() const noexcept { return options_; }
 
@@ -153,6 +155,8 @@ class Router : public Module {
   const RouterReport& report() const noexcept { return report_; }
   /// The assignments of each expert since update_router_bias(), in training, over all data ranks.
   std::span<const std::int64_t> counts_since_update() const noexcept { return counts_; }
+  /// Forgets them: after a step that was not taken.
+  void forget_counts() noexcept { counts_.clear(); }
 
  private:
   friend void update_router_bias(Router& router, double rate, double mean_rate);
@@ -177,5 +181,7 @@ class Router : public Module {
 void update_router_bias(Router& router, double rate = 0.001, double mean_rate = 0.01);
 /// The same for every Router of a model.
 void update_router_biases(Module& model, double rate = 0.001, double mean_rate = 0.01);
+/// Router::forget_counts() of each router in the model.
+void forget_router_counts(Module& model);
 
 }  // namespace weft

@@ -30,7 +30,7 @@ struct GenerateOptions {
   /// whole sample: slower, the same bits.
   bool cache = true;
   /// Called for each new token on every rank of the data coordinate that has the prompt, in the order of
-  /// positions. It must not throw on some ranks only.
+  /// positions. If it throws, all ranks throw.
   std::function<void(std::int64_t prompt, std::int64_t token)> on_token = {};
 };
 

@@ -75,6 +75,10 @@ class GradientReducer {
   /// hook and parameters are reduced over several sets of axes. After such an error no gradient is usable
   /// until the gradients are zeroed.
   void finish();
+  /// finish() on a rank whose passes have failed, so that its gradients are not those of the step, whole or
+  /// in part. With Unused::error finish() throws on all other ranks: no backward pass of this rank used any
+  /// parameter. Gradients are not usable afterwards. Does not throw.
+  void give_up() noexcept;
 
   const Options& options() const noexcept { return options_; }
 
@@ -84,6 +88,7 @@ class GradientReducer {
   std::int64_t posted_early() const noexcept { return posted_early_; }
 
  private:
+  void finish(bool failed);
   struct Slot;
   struct Agreement;
   struct Reduced;

@@ -65,6 +65,9 @@ std::string shown(const std::string& text) {
 TransformerConfig model_of(const CheckpointInfo& info) {
   const std::string where = fmt::format("\"{}\"", info.folder.string());
   const auto model = info.extra.find("model");
+  if (const auto run = info.extra.find("run"); model == info.extra.end() && run != info.extra.end() &&
+                                               run->second.find(" experts=") != std::string::npos)
+    bad_sample(where + " is of a mixture of experts, which weft sample does not read");
   if (model == info.extra.end())
     bad_sample(where +
                " does not say which model it is of; expected a checkpoint of this version of weft train");
