@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The main demo, on real input: trains a small transformer on a text that every Debian system has, over 4
-# ranks (dp 2 x tp 2, processes over shared memory), with a checkpoint in the middle from which the training
-# resumes. Then it prints the parity table: the losses of the first 50 steps of this training on five meshes,
-# side by side. Installs missing packages from Debian (prints the command if not root). Takes a few minutes,
+# ranks (processes over shared memory). The training begins on dp 2 x tp 2, and goes on from checkpoints on tp
+# 4, and with parameters divided over dp 4. The model then continues a text. At the end stands the parity
+# table: the losses of the first 50 steps of this training on five meshes, side by side. Installs missing packages from Debian (prints the command if not root). Takes a few minutes,
 # most of it for compiling.
 #
 #   tools/demo.sh [FLAGS]      FLAGS go to weft train and weft parity: --text FILE, --steps N, ...
@@ -18,14 +18,22 @@ rm -rf "$out"
 mkdir -p "$out"
 
 steps=300
-half=$((steps / 2))
+first=$((steps / 2))
+second=$((steps * 3 / 4))
 job=(--steps "$steps" "$@")
+saved=(--save "$out/checkpoint" --metrics "$out/metrics.jsonl")
 
-say "Training over 4 ranks, dp 2 x tp 2, to step $half"
-"$weft" train --ranks 4 --tp 2 "${job[@]}" --until "$half" --save "$out/checkpoint" --metrics "$out/metrics.jsonl"
+say "Training over 4 ranks, dp 2 x tp 2, to step $first"
+"$weft" train --ranks 4 --tp 2 "${job[@]}" --until "$first" "${saved[@]}"
 
-say "Going on from the checkpoint"
-"$weft" train --ranks 4 --tp 2 "${job[@]}" --resume --save "$out/checkpoint" --metrics "$out/metrics.jsonl"
+say "Going on from the checkpoint on tp 4, to step $second"
+"$weft" train --ranks 4 --tp 4 "${job[@]}" --until "$second" --resume "${saved[@]}"
+
+say "Going on with parameters divided over dp 4"
+"$weft" train --ranks 4 --data fsdp "${job[@]}" --resume "${saved[@]}"
+
+say "The model continues a text"
+"$weft" sample "$out/checkpoint" --prompt "The license " --tokens 110 --temperature 0.6
 
 say "Parity: the first 50 steps on dp x tp = 1x1, 2x1, 1x2, 2x2, 1x4"
 "$weft" parity "${job[@]}" --json "$out/parity.json"
