@@ -135,7 +135,8 @@ void StageTensors::spread() {
     const auto own = item.counts.begin() + stages_.rank();
     const std::int64_t first =
         item.counts.empty() ? 0 : std::accumulate(item.counts.begin(), own, std::int64_t{0});
-    std::memcpy(item.part.data(), from + first * size_bytes(item.dtype), item.part.size());
+    if (!item.part.empty())
+      std::memcpy(item.part.data(), from + first * size_bytes(item.dtype), item.part.size());
   }
 }
 
