@@ -1,18 +1,15 @@
 // Drives the built `weft sample` on a small model that `weft train` has saved.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <csignal>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
+#include "tools/weft_command.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 
 namespace weft::test::sample_test {
@@ -22,7 +19,7 @@ using std::chrono::seconds;
 using ::testing::HasSubstr;
 using Words = std::vector<std::string>;
 
-// Two models of a text that repeats itself: "run", with averages, and "older", without what a sample needs.
+// A model of a text that repeats itself, with averages, in the folder "run".
 class SampleTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -45,20 +42,7 @@ class SampleTest : public ::testing::Test {
     std::string out, err;
   };
   static Ran run(const Words& words) {
-    ChildProcess process = ChildProcess::fork([&] {
-      for (const char* inherited : {"WEFT_RANK", "RANK", "WEFT_STORE", "WORLD_SIZE", "WEFT_WORLD_SIZE"})
-        ::unsetenv(inherited);
-      if (std::freopen(file("out").c_str(), "w", stdout) == nullptr ||
-          std::freopen(file("err").c_str(), "w", stderr) == nullptr)
-        return 99;
-      Words all = words;
-      all.insert(all.begin(), WEFT_COMMAND);
-      std::vector<char*> argv;
-      for (std::string& word : all) argv.push_back(word.data());
-      argv.push_back(nullptr);
-      ::execv(argv[0], argv.data());
-      return 99;
-    });
+    ChildProcess process = start_weft(words, file("out"), file("err"));
     const auto status = process.wait(seconds(60));
     return {status ? status->code : -2, contents(file("out")), contents(file("err"))};
   }

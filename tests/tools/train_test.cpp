@@ -20,6 +20,7 @@
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/terminal.hpp"
+#include "tools/weft_command.hpp"
 #include "weft/store/tcp.hpp"
 
 namespace weft::test::train_test {
@@ -54,22 +55,7 @@ class TrainTest : public ::testing::Test {
 
   // `environment`: NAME=value, set before the program starts.
   ChildProcess start(const Words& words, const Words& environment = {}, const std::string& name = "") {
-    return ChildProcess::fork([&] {
-      for (const char* inherited : {"WEFT_RANK", "RANK", "WEFT_STORE", "WORLD_SIZE", "WEFT_WORLD_SIZE"})
-        ::unsetenv(inherited);
-      for (const int number : {SIGINT, SIGTERM}) ::signal(number, SIG_DFL);
-      for (const std::string& e : environment) ::putenv(const_cast<char*>(e.c_str()));
-      if (std::freopen((folder_ / ("out" + name)).c_str(), "w", stdout) == nullptr ||
-          std::freopen((folder_ / ("err" + name)).c_str(), "w", stderr) == nullptr)
-        return 99;
-      Words all = words;
-      all.insert(all.begin(), WEFT_COMMAND);
-      std::vector<char*> argv;
-      for (std::string& word : all) argv.push_back(word.data());
-      argv.push_back(nullptr);
-      ::execv(argv[0], argv.data());
-      return 99;
-    });
+    return start_weft(words, folder_ / ("out" + name), folder_ / ("err" + name), environment);
   }
   int run(const Words& words) {
     ChildProcess process = start(words);
