@@ -72,8 +72,8 @@ void ProgressBar::show(std::int64_t step, double loss, double tokens_per_second)
       static_cast<std::size_t>(style_ == Style::bar ? std::max(1, output_columns() - 1) : kUsualColumns);
   const std::string line = line_of(
       fmt::format("step {:>5}/{}", step + 1, until_), static_cast<double>(done) / static_cast<double>(all),
-      fmt::format(" loss {:.4f}", loss), fmt::format("  {:.0f} tokens/s", tokens_per_second),
-      fmt::format("  {} left", minutes(left)), columns);
+      fmt::format(" loss {:.4f}", loss) + (held_out_ ? fmt::format(" held-out {:.4f}", *held_out_) : ""),
+      fmt::format("  {:.0f} tokens/s", tokens_per_second), fmt::format("  {} left", minutes(left)), columns);
   if (style_ == Style::bar) {
     fmt::print("{}\x1b[K\r", line);
   } else {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,8 @@ namespace weft::tools {
 class ProgressBar {
  public:
   ProgressBar(const std::string& style, std::int64_t first, std::int64_t until);
+  /// The loss of an evaluation, which is shown from now on.
+  void evaluated(double loss) { held_out_ = loss; }
   void show(std::int64_t step, double loss, double tokens_per_second);
   void finish();
 
@@ -22,6 +25,7 @@ class ProgressBar {
   enum class Style { bar, lines, none };
   Style style_;
   std::int64_t first_, until_;
+  std::optional<double> held_out_;
   Clock::time_point began_, shown_{};
 };
 

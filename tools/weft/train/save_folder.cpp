@@ -45,7 +45,8 @@ struct Differences {
   std::string schedule;  // the fields that may differ, in words
 };
 
-Differences compare(const std::string& there, const std::string& here) {
+// `counts_samples`: the checkpoint says how many samples were drawn, so that batches may have another size.
+Differences compare(const std::string& there, const std::string& here, bool counts_samples) {
   std::map<std::string, std::string> theirs = parts_of(there), ours = parts_of(here);
   Differences d;
   for (const auto& [part, value] : theirs) ours.try_emplace(part, "not set");
@@ -57,7 +58,7 @@ Differences compare(const std::string& there, const std::string& here) {
                                   ? "--text has other bytes"
                                   : fmt::format("{} is {} there and {} here", flag_of(part), other, value);
     d.all += (d.all.empty() ? "" : ", ") + words;
-    if (part == "steps" || part == "warmup" || part == "decay_steps") {
+    if (part == "steps" || part == "warmup" || part == "decay_steps" || (part == "batch" && counts_samples)) {
       d.schedule += (d.schedule.empty() ? "" : ", ") + words;
     } else {
       d.fixed = true;
@@ -100,7 +101,7 @@ SaveFolder look_at_save_folder(const std::filesystem::path& folder, const TrainC
     const Differences d =
         run == latest->extra.end()
             ? Differences{.all = "it was not made by weft train", .fixed = true, .schedule = {}}
-            : compare(run->second, identity_of(config, read_text(config.text, config.sequence + 2)));
+            : compare(run->second, identity_of(config), latest->extra.contains(kSamplesDrawn));
     found.resume = resume != "no";
     found.step = latest->step;
     if (found.resume && d.fixed)

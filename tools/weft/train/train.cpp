@@ -40,6 +40,7 @@ struct Flags {
   int keep = 0;
   std::string resume = "no";
   bool overwrite = false, async_save = true;
+  std::int64_t eval_every = 0, eval_batches = 0;
   std::int64_t hash_every = 0;
   std::string hash_file, values_of, values_file;
 };
@@ -160,6 +161,40 @@ class Contents {
   std::optional<NewFile> file_;
 };
 
+// Writes a JSON object for each step. The line of a step that is evaluated waits for the evaluation.
+class Metrics {
+ public:
+  /// `kept`: the lines of steps before the first one.
+  Metrics(const std::string& file, const std::string& kept) : file_(file, "train: --metrics: ") {
+    file_.write(kept);
+    file_.publish();
+  }
+  void write(nlohmann::json line, bool evaluated) {
+    waits_ = std::move(line);
+    if (!evaluated) flush();
+  }
+  void write(const weft::Trainer::Evaluation& e) {
+    if (waits_.is_null()) return;  // no step was taken
+    waits_["eval_loss"] = e.loss;
+    waits_["eval_perplexity"] = e.perplexity;
+    waits_["eval_tokens"] = e.tokens;
+    flush();
+  }
+  void flush() {
+    if (!waits_.is_null()) file_.write(waits_.dump() + "\n");
+    waits_ = nullptr;
+  }
+
+ private:
+  NewFile file_;
+  nlohmann::json waits_;
+};
+
+std::string in_words(const weft::Trainer::Evaluation& e) {
+  return fmt::format("held-out loss {:.4f} nats per byte, perplexity {:.3f}, over {} bytes", e.loss,
+                     e.perplexity, e.tokens);
+}
+
 int train_on_a_rank(const Flags& flags) {
   Context context;
   Membership m = Membership::from_env(context);
@@ -175,19 +210,15 @@ int train_on_a_rank(const Flags& flags) {
 
   const std::int64_t first = trainer.next_step(),
                      until = flags.until < 0 ? config.steps : std::min(flags.until, config.steps);
-  std::optional<NewFile> metrics;
-  if (speaks && !flags.metrics.empty()) {
-    const std::string kept = found.resume ? metrics_before(flags.metrics, first) : "";
-    metrics.emplace(flags.metrics, "train: --metrics: ");
-    metrics->write(kept);
-    metrics->publish();
-  }
+  std::optional<Metrics> metrics;
+  if (speaks && !flags.metrics.empty())
+    metrics.emplace(flags.metrics, found.resume ? metrics_before(flags.metrics, first) : "");
   if (speaks) {
     fmt::print("{}\n", folded(fmt::format("weft train: {} parameters, {} bytes of text a step, mesh {}, {} "
                                           "thread{} a rank, text {}{}",
                                           trainer.parameter_count(), trainer.tokens_per_step(),
                                           to_string(trainer.mesh().shape()), trainer.threads(),
-                                          trainer.threads() == 1 ? "" : "s", config.text.string(),
+                                          trainer.threads() == 1 ? "" : "s", config.source.text.string(),
                                           found.resume ? fmt::format(", resumed at step {}", first) : ""),
                               2));
     if (!found.note.empty()) fmt::print("{}\n", found.note);
@@ -204,6 +235,17 @@ int train_on_a_rank(const Flags& flags) {
   plan.stop = [&] { return stop_request.signal(); };
   plan.checkpoints = checkpoint_plan(flags);
   plan.checkpoints.extra = [&] { return trainer.extra(); };
+  std::optional<weft::Trainer::Evaluation> evaluated;
+  std::int64_t evaluated_at = -1;  // the number of steps taken
+  plan.evaluate_every = flags.eval_every;
+  plan.evaluate = [&] { return trainer.evaluate(flags.eval_batches); };
+  plan.on_evaluation = [&](const weft::Trainer::Evaluation& e) {
+    evaluated = e;
+    evaluated_at = trainer.next_step();
+    bar.evaluated(e.loss);
+    if (metrics) metrics->write(e);
+  };
+  const bool holds_out = config.source.holds_out();
   plan.on_step = [&](const weft::Trainer::Result& r) {
     losses.push_back(r.loss);
     const double passed = std::chrono::duration<double>(Clock::now() - began).count();
@@ -212,16 +254,22 @@ int train_on_a_rank(const Flags& flags) {
     if (metrics) {
       nlohmann::json line{{"step", r.step},           {"loss", r.loss},
                           {"grad_norm", r.grad_norm}, {"lr", trainer.rate_at(r.step)},
-                          {"tokens_per_s", rate},     {"seconds", passed}};
+                          {"tokens_per_s", rate},     {"seconds", passed},
+                          {"epoch", trainer.epoch()}};
       for (const LayerBalance& layer : trainer.balance()) {
         line["imbalance"].push_back(layer.report.imbalance());
         line["dropped"].push_back(layer.report.dropped_share());
       }
-      metrics->write(line.dump() + "\n");
+      const bool last = r.step + 1 == until;
+      metrics->write(line,
+                     holds_out && (last || (flags.eval_every > 0 && (r.step + 1) % flags.eval_every == 0)));
     }
     bar.show(r.step, r.loss, rate);
   };
   const int stopped = train(trainer.trainer(), plan).reason;  // the signal
+  if (holds_out && stopped == 0 && evaluated_at != trainer.next_step())
+    plan.on_evaluation(trainer.evaluate(flags.eval_batches));
+  if (metrics) metrics->flush();
   bar.finish();
   contents.finish(stopped == 0 && !losses.empty());
   if (speaks && stopped != 0)
@@ -232,6 +280,7 @@ int train_on_a_rank(const Flags& flags) {
   if (speaks && !losses.empty()) say_balance(trainer.balance());
   if (speaks && !losses.empty())
     say_how_it_went(flags, losses, first, std::chrono::duration<double>(Clock::now() - began).count());
+  if (speaks && evaluated) fmt::print("{}\n", in_words(*evaluated));
   group.barrier().wait();  // no rank leaves while another may still need its memory
   return stopped == 0 ? 0 : 128 + stopped;
 }
@@ -258,6 +307,10 @@ void check_together(const Flags& flags) {
     throw CLI::ValidationError("--init-except", "needs --init-from, the checkpoint of another run");
   if (flags.keep > 0 && flags.save.empty())
     throw CLI::ValidationError("--keep", "needs --save, the folder for checkpoints");
+  for (const auto& [flag, value] :
+       {std::pair{"--eval-every", flags.eval_every}, {"--eval-batches", flags.eval_batches}})
+    if (value > 0 && !flags.config.source.holds_out())
+      throw CLI::ValidationError(flag, "needs --held-out or --held-out-file, to evaluate on");
   if (!flags.hash_file.empty() && flags.hash_every == 0)
     throw CLI::ValidationError("--hash-file", "needs --hash-every, which says in which steps");
   if (flags.values_of.empty() != flags.values_file.empty())
@@ -321,6 +374,11 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   option("--init-except", flags->config.init_except,
          "... but not with these: paths or patterns, by commas; --freeze says what is trained");
   option("--metrics", flags->metrics, "File for metrics, a JSON object a line");
+  option("--eval-every", flags->eval_every,
+         "Evaluate on the held-out part every so many steps; 0: only after the last step")
+      ->check(number_at_least(0));
+  option("--eval-batches", flags->eval_batches, "... on as many of its batches, from its first on; 0: on all")
+      ->check(number_at_least(0));
   option("--hash-every", flags->hash_every,
          "Every so many steps, a line for each gradient and each parameter, with a hash of all its elements: "
          "the same on any mesh that gives the same bits; 0: none")

@@ -12,10 +12,21 @@ namespace {
 
 // Name, member, help: the parser reads them and to_words writes them.
 template <class Visit>
+void each_data_flag(DataConfig& c, const Visit& visit) {
+  visit("--format", c.format,
+        "Of --text: text, whose bytes are tokens; uint16, uint32, npy: numbers of tokens; auto: by its name");
+  visit("--held-out", c.held_out, "Fraction of the text, at its end, that is kept for evaluation; 0: none");
+  visit("--held-out-file", c.held_out_file, "... or another file for evaluation, of the form of --text");
+  visit("--document-end", c.document_end,
+        "A text, or the number of a token, behind which a document ends: nothing is predicted over it");
+  visit("--draw", c.draw,
+        "Which sequences there are: offsets, from any token on; sequences, one behind the other");
+}
+template <class Visit>
 void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--steps", c.steps, "Steps of the schedule");
   visit("--batch", c.global_batch, "Sequences per step, over all data ranks");
-  visit("--seq", c.sequence, "Bytes per sequence");
+  visit("--seq", c.sequence, "Tokens per sequence");
   visit("--lr", c.peak_lr, "Highest learning rate");
   visit("--lr-floor", c.floor_lr, "Learning rate at the end; -1: a tenth of --lr");
   visit("--warmup", c.warmup, "Steps until the highest rate; -1: a third of --steps, at most 100");
@@ -63,11 +74,11 @@ void each_expert_flag(TrainConfig& c, const Visit& visit) {
 }  // namespace
 
 void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
-  file.take(sub.add_option("--text", config.text, "Text to learn")
+  file.take(sub.add_option("--text", config.source.text, "Text, or file of tokens, to learn")
                 ->check(CLI::ExistingFile)
                 ->capture_default_str()
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
-            &config.text);
+            &config.source.text);
   std::vector<std::string> of_model;
   const auto add = [&](const char* flag, auto& member, const char* help) {
     CLI::Option* added = sub.add_option(flag, member, help)
@@ -75,6 +86,7 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
                              ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     file.take(added, &member);
   };
+  each_data_flag(config.source, add);
   each_run_flag(config, add);
   file.take(sub.add_option("--optimizer", config.optimizer, "adamw, sgd, lion, schedule-free or muon")
                 ->check(CLI::IsMember({"adamw", "sgd", "lion", "schedule-free", "muon"}))
@@ -152,7 +164,14 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
 
 std::vector<std::string> to_words(const TrainConfig& config) {
   TrainConfig copy = config;
-  std::vector<std::string> words{"--text", config.text.string()};
+  std::vector<std::string> words{"--text", config.source.text.string()};
+  each_data_flag(copy.source, [&](const char* flag, const auto& member, const char*) {
+    words.emplace_back(flag);
+    if constexpr (requires { member.string(); })
+      words.push_back(member.string());
+    else
+      words.push_back(fmt::format("{}", member));
+  });
   each_run_flag(copy, [&](const char* flag, const auto& member, const char*) {
     words.emplace_back(flag);
     words.push_back(fmt::format("{}", member));

@@ -8,9 +8,7 @@
 #include <charconv>
 #include <cmath>
 
-#include "base/files/regular_file.hpp"
-#include "base/hash.hpp"
-#include "base/text/plain_streams.hpp"
+#include "base/parse_number.hpp"
 #include "weft/base/env.hpp"
 #include "weft/models/transformer_text.hpp"
 #include "weft/nn/exact.hpp"
@@ -28,11 +26,6 @@ std::vector<std::string_view> parts_of(std::string_view whole, char between) {
     at = end + 1;
   }
   return parts;
-}
-
-// A hash by which a resumed run notices another text.
-std::uint64_t fingerprint(const std::vector<unsigned char>& text) {
-  return hash_of({reinterpret_cast<const char*>(text.data()), text.size()});
 }
 
 BuildOptions build_options(const TrainConfig& config) {
@@ -121,17 +114,6 @@ std::vector<ParameterGroup> groups_of(const std::string& text) {
     groups.push_back(std::move(group));
   }
   return groups;
-}
-
-std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least) {
-  constexpr std::size_t kMostBytes = std::size_t{1} << 36;
-  const std::string text =
-      read_regular_file(path.string(), fmt::format("text \"{}\":", path.string()), kMostBytes);
-  std::vector<unsigned char> bytes(text.begin(), text.end());
-  if (static_cast<std::int64_t>(bytes.size()) < least)
-    bad_training(fmt::format("text \"{}\" has {} bytes; expected at least {} (sequence + 2)", path.string(),
-                             bytes.size(), least));
-  return bytes;
 }
 
 int threads_per_rank(int asked, int ranks) {
@@ -331,6 +313,7 @@ MeshShape TrainConfig::check(int ranks) const {
   if (float8 == "none" && float8_scales == "whole")
     bad_training("float8-scales is whole; expected a recipe in --float8");
   if (exact) expect_exact_config(*this, data_ranks);
+  source.check();
   if (has_experts()) expect_experts(*this);
   if (pp > 1) expect_pipeline(*this);
   if (sequence < 1) bad_training(fmt::format("seq is {}; expected 1 or more", sequence));
@@ -376,36 +359,36 @@ ParallelModel& initialised(ParallelModel& model, const TrainConfig& config, bool
 
 Training::Training(ProcessGroup& group, const TrainConfig& config, bool resumes)
     : config_(config),
-      text_(read_text(config.text, config.sequence + 2)),
+      data_(config.source, config.sequence),
+      identity_(identity_of(config)),
       compute_(group.context(), threads_per_rank(config.threads, group.size())),
       parts_(
           built_of(config, DeviceMesh(group, config.check(group.size())), compute_, build_options(config))),
       trainer_(initialised(parts_, config, resumes), compute_, trainer_options(config)),
       schedule_(config.rates()),
-      sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
-               config.seed) {}
+      order_(data_.population(), config.seed),
+      part_(Sampler(parts_.data, data_.population(), config.global_batch, config.seed).part()) {}
 
-// tokens: (rows, sequence), the bytes from a sample's offset on; labels: the byte after each token.
-weft::Trainer::Result Training::step(const See& see) {
-  const std::int64_t step = trainer_.steps();
-  const std::vector<std::int64_t> starts = sampler_.local_batch(step);
-  std::vector<std::int64_t> tokens, labels;
-  for (const std::int64_t start : starts)
-    for (std::int64_t k = 0; k < config_.sequence; ++k) {
-      tokens.push_back(text_[static_cast<std::size_t>(start + k)]);
-      labels.push_back(text_[static_cast<std::size_t>(start + k + 1)]);
-    }
-  // Micro-batches: parts of this rank's sequences, the first ones larger.
+// Micro-batches: parts of this rank's sequences, the first ones larger. They borrow the sequences.
+std::vector<TokenBatch> Training::batches_of(const Sequences& of) const {
   std::vector<TokenBatch> batches;
-  const auto rows = static_cast<std::int64_t>(starts.size());
+  const std::int64_t rows = part_.size;
   for (std::int64_t m = 0, first = 0; m < config_.micro_batches; ++m) {
     const std::int64_t count = rows / config_.micro_batches + (m < rows % config_.micro_batches ? 1 : 0);
-    batches.push_back({tokens.data() + first * config_.sequence, labels.data() + first * config_.sequence,
-                       count, config_.sequence,
+    batches.push_back({of.tokens.data() + first * config_.sequence,
+                       of.labels.data() + first * config_.sequence, count, config_.sequence,
                        config_.micro_batches == 1 ? config_.global_batch : count * parts_.data.size()});
     first += count;
   }
-  const double lr = schedule_.at(step);
+  return batches;
+}
+
+weft::Trainer::Result Training::step(const See& see) {
+  Sequences rows;
+  for (std::int64_t i = 0; i < part_.size; ++i) data_.add(order_.number(samples_ + part_.offset + i), rows);
+  const std::vector<TokenBatch> batches = batches_of(rows);
+  const double lr = schedule_.at(trainer_.steps());
+  samples_ += config_.global_batch;
   if (!see) return trainer_.step(batches, lr);
   trainer_.backward(batches);
   const std::vector<Parameter*> parameters = parts_.parameters();
@@ -416,16 +399,49 @@ weft::Trainer::Result Training::step(const See& see) {
   return result;
 }
 
-std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text) {
+weft::Trainer::Evaluation Training::evaluate(std::int64_t most_batches) {
+  std::optional<Optimizer::Swapped> values;
+  if (config_.optimizer == "schedule-free") values.emplace(trainer_.optimizer());
+  const std::int64_t all = (data_.held_out_sequences() + config_.global_batch - 1) / config_.global_batch;
+  const std::int64_t count = most_batches == 0 ? all : std::min(most_batches, all);
+  weft::Trainer::Evaluation mean;
+  // One batch after the other, so that memory holds one.
+  for (std::int64_t batch = 0; batch < count; ++batch) {
+    Sequences rows;
+    for (std::int64_t i = 0; i < part_.size; ++i)
+      data_.add_held_out(batch * config_.global_batch + part_.offset + i, rows);
+    const weft::Trainer::Evaluation one = trainer_.evaluate(batches_of(rows));
+    mean.loss += one.loss * static_cast<double>(one.tokens);
+    mean.tokens += one.tokens;
+  }
+  mean.loss /= static_cast<double>(mean.tokens);
+  mean.perplexity = std::exp(mean.loss);
+  return mean;
+}
+
+// The samples of a checkpoint that does not say how many it has drawn: those of its steps.
+void Training::resume(const std::filesystem::path& directory) {
+  const CheckpointInfo info = trainer_.load_newest(directory);
+  const auto found = info.extra.find(kSamplesDrawn);
+  samples_ = trainer_.steps() * config_.global_batch;
+  if (found == info.extra.end()) return;
+  const auto drawn = parse_integer<std::int64_t>(found->second);
+  if (!drawn || *drawn < 0)
+    bad_training(fmt::format("resume: \"{}\" of the checkpoint is \"{}\"; expected a number of samples",
+                             kSamplesDrawn, found->second));
+  samples_ = *drawn;
+}
+
+std::string identity_of(const TrainConfig& config) {
   const TransformerConfig& m = config.model;
   const Schedule rates = config.rates();
   std::string identity = fmt::format(
       "dim={} layers={} heads={} kv_heads={} ffn={} vocab={} theta={} seq={} batch={} steps={} warmup={} "
       "lr={} floor={} decay={} clip={} "
-      "seed={} text={:016x}",
+      "seed={} {}",
       m.dim, m.layers, m.heads, m.kv_heads, m.ffn_hidden, m.vocab, m.rope_theta, config.sequence,
       config.global_batch, config.steps, rates.warmup, config.peak_lr, config.floor_lr, config.weight_decay,
-      config.max_norm, config.seed, fingerprint(text));
+      config.max_norm, config.seed, config.source.identity());
   // Values that neither flags nor older checkpoints contain.
   const TransformerConfig usual;
   if (m.head_size != usual.head_size) identity += fmt::format(" head_size={}", m.head_size);
@@ -458,7 +474,7 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
 }
 
 CheckpointExtra Training::extra() const {
-  CheckpointExtra words{{"run", identity_of(config_, text_)}};
+  CheckpointExtra words{{"run", identity_}, {kSamplesDrawn, std::to_string(samples_)}};
   if (!config_.has_experts()) words.emplace("model", transformer_text(config_.model));
   return words;
 }

@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "training_data.hpp"
+#include "weft/base/chunk.hpp"
 #include "weft/base/error.hpp"
-#include "weft/dp/sampler.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/models/moe_transformer.hpp"
 #include "weft/models/trainer.hpp"
@@ -28,13 +29,13 @@ struct TrainConfig {
   /// With experts, the blocks of `model` have mixtures of experts, which this describes; 0 experts: none. Its
   /// transformer is not read.
   MoETransformerConfig moe{.experts = 0, .router = {.aux_loss = 0.01}};
-  std::string router = "softmax";    ///< softmax or sigmoid
-  std::string router_bias = "none";  ///< none, or selects
-  double capacity_factor = 0;        ///< of the global batch, by weight; 0: no capacity
-  std::filesystem::path text = "/usr/share/common-licenses/GPL-3";
+  std::string router = "softmax";        ///< softmax or sigmoid
+  std::string router_bias = "none";      ///< none, or selects
+  double capacity_factor = 0;            ///< of the global batch, by weight; 0: no capacity
+  DataConfig source;                     ///< the text, or the tokens
   std::int64_t steps = 300;              ///< the length of the schedule
   std::int64_t global_batch = 16;        ///< sequences per step, over all data ranks
-  std::int64_t sequence = 128;           ///< bytes per sequence
+  std::int64_t sequence = 128;           ///< tokens per sequence
   double peak_lr = 2e-3, floor_lr = -1;  ///< floor_lr -1: a tenth of peak_lr
   std::int64_t warmup = -1;              ///< -1: a third of the steps, at most 100; with none: 0
   std::string schedule = "cosine";       ///< the name of a ScheduleForm
@@ -111,6 +112,12 @@ class Training {
   using See = std::function<void(std::string_view kind, const std::string& path, const Tensor& tensor)>;
   weft::Trainer::Result step(const See& see = nullptr);
   std::int64_t next_step() const noexcept { return trainer_.steps(); }
+  /// The mean loss of the held-out part over all ranks, with the optimizer's values for evaluation.
+  /// `most_batches`: as many of --batch sequences, from the first on; 0: all. Collective.
+  weft::Trainer::Evaluation evaluate(std::int64_t most_batches);
+  /// How many samples the steps so far have drawn, and the whole rounds through the training part in them.
+  std::int64_t samples() const noexcept { return samples_; }
+  std::int64_t epoch() const noexcept { return order_.epoch(samples_); }
   double rate_at(std::int64_t step) const { return schedule_.at(step); }
 
   /// For train(): the trainer, and what its checkpoints say of the run.
@@ -118,7 +125,7 @@ class Training {
   CheckpointExtra extra() const;
   /// Loads the newest whole checkpoint of `directory`: parameters, optimizer, step. look_at_save_folder
   /// checks whether it belongs to this run. Collective.
-  void resume(const std::filesystem::path& directory) { trainer_.load_newest(directory); }
+  void resume(const std::filesystem::path& directory);
 
   int threads() const noexcept { return compute_.threads(); }
   const DeviceMesh& mesh() const noexcept { return parts_.mesh; }
@@ -131,20 +138,26 @@ class Training {
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
 
  private:
+  std::vector<TokenBatch> batches_of(const Sequences& rows) const;
+
   TrainConfig config_;
-  std::vector<unsigned char> text_;
+  TrainingData data_;
+  std::string identity_;
   Compute compute_;
   ParallelModel parts_;
   Trainer trainer_;
   Schedule schedule_;
-  Sampler sampler_;
+  SampleOrder order_;
+  Chunk part_;  // the rows of a global batch that this rank has
+  std::int64_t samples_ = 0;
 };
 
 /// How many threads compute in each of `ranks` ranks of this host; see TrainConfig::threads.
 int threads_per_rank(int asked, int ranks);
-/// The identity of a run, as "name=value" separated by blanks: the model, the text, the schedule.
-std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text);
-/// The bytes of a file. Throws system that names it, and bad_argument if it has fewer than `least` bytes.
-std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least);
+/// The identity of a run, as "name=value" separated by blanks: the model, the text, the schedule. Throws the
+/// errors of TokenFile.
+std::string identity_of(const TrainConfig& config);
+/// The string of a checkpoint that holds Training::samples().
+inline constexpr const char* kSamplesDrawn = "train.samples";
 
 }  // namespace weft::tools

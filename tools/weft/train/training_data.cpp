@@ -1,0 +1,132 @@
+#include "training_data.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "base/parse_number.hpp"
+#include "weft/base/error.hpp"
+#include "weft/nn/loss.hpp"
+
+namespace weft::tools {
+namespace {
+
+[[noreturn]] void bad_data(const std::string& text) {
+  throw Error(ErrorCode::bad_argument, "train: " + text);
+}
+
+TokenForm form_of(const DataConfig& config) {
+  try {
+    return token_form(config.format, config.text);
+  } catch (const Error& e) {
+    bad_data(e.what());
+  }
+}
+
+// The tokens that end a document.
+std::vector<std::int64_t> end_of_document(const DataConfig& config) {
+  std::vector<std::int64_t> end;
+  if (config.document_end.empty()) return end;
+  if (form_of(config) == TokenForm::text) {
+    for (const char c : config.document_end) end.push_back(static_cast<unsigned char>(c));
+    return end;
+  }
+  const auto number = parse_integer<std::int64_t>(config.document_end);
+  if (!number || *number < 0)
+    bad_data(fmt::format("document-end is \"{}\"; expected the number of a token, since the data are {}",
+                         config.document_end, name_of(form_of(config))));
+  end.push_back(*number);
+  return end;
+}
+
+}  // namespace
+
+void DataConfig::check() const {
+  form_of(*this);
+  if (!(held_out >= 0 && held_out < 1))
+    bad_data(fmt::format("held-out is {}; expected 0 (nothing) or more, and less than 1", held_out));
+  if (held_out > 0 && !held_out_file.empty())
+    bad_data(fmt::format("held-out is {} and held-out-file \"{}\"; expected one of them", held_out,
+                         held_out_file.string()));
+  if (draw != "offsets" && draw != "sequences")
+    bad_data(fmt::format("draw is \"{}\"; expected offsets or sequences", draw));
+  end_of_document(*this);
+}
+
+std::string DataConfig::identity() const {
+  const TokenForm form = form_of(*this);
+  std::string identity = fmt::format("text={:016x}", TokenFile(text, form, "train: text").fingerprint());
+  if (form != TokenForm::text) identity += fmt::format(" format={}", name_of(form));
+  if (held_out > 0) identity += fmt::format(" held_out={}", held_out);
+  if (draw != "offsets") identity += fmt::format(" draw={}", draw);
+  if (!document_end.empty()) {
+    std::string quoted =
+        nlohmann::json(document_end).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
+    for (std::size_t at = 0; (at = quoted.find(' ', at)) != std::string::npos;)
+      quoted.replace(at, 1, "\\u0020");
+    identity += " document_end=" + quoted;
+  }
+  return identity;
+}
+
+TrainingData::TrainingData(const DataConfig& config, std::int64_t sequence)
+    : sequence_(sequence), cut_(config.draw == "sequences"), end_(end_of_document(config)) {
+  config.check();
+  const TokenForm form = form_of(config);
+  const std::string words = fmt::format("text \"{}\"", config.text.string());
+  const char* const unit = form == TokenForm::text ? "bytes" : "tokens";
+  training_.file = TokenFile(config.text, form, "train: text");
+  training_.chunk.size = training_.file.size();
+  if (!config.held_out_file.empty()) {
+    held_out_.file = TokenFile(config.held_out_file, form, "train: held-out-file");
+    held_out_.chunk.size = held_out_.file.size();
+  } else if (config.held_out > 0) {
+    const std::int64_t all = training_.size();
+    std::int64_t first = all - std::llround(static_cast<double>(all) * config.held_out);
+    // The parts meet where a document ends, if one does behind this place.
+    for (std::int64_t at = first; at < all && !end_.empty(); ++at)
+      if (at > 0 && ends_document(training_, at - 1)) {
+        first = at;
+        break;
+      }
+    held_out_ = {training_.file, {first, all - first}};
+    training_.chunk.size = first;
+  }
+  if (config.holds_out() && held_out_.size() < 2)
+    bad_data(fmt::format("held-out: {} {} are held out; expected 2 or more", held_out_.size(), unit));
+  if (training_.size() < sequence + 2)
+    bad_data(fmt::format("{} has {} {}{}; expected at least {} (sequence + 2)", words, training_.size(), unit,
+                         config.held_out > 0 ? " that are not held out" : "", sequence + 2));
+  population_ = cut_ ? (training_.size() - 1) / sequence : training_.size() - sequence;
+}
+
+bool TrainingData::ends_document(const Part& part, std::int64_t at) const {
+  const auto length = static_cast<std::int64_t>(end_.size());
+  if (length == 0 || at + 1 < length) return false;
+  for (std::int64_t i = 0; i < length; ++i)
+    if (part[at + 1 - length + i] != end_[static_cast<std::size_t>(i)]) return false;
+  return true;
+}
+
+// `count` tokens from `start` on, each with a next token, and as many without a label as are missing.
+void TrainingData::add(const Part& part, std::int64_t start, std::int64_t count, Sequences& to) const {
+  for (std::int64_t k = 0; k < sequence_; ++k) {
+    const bool there = k < count;
+    to.tokens.push_back(there ? part[start + k] : 0);
+    to.labels.push_back(there && !ends_document(part, start + k) ? part[start + k + 1]
+                                                                 : CrossEntropy::kIgnore);
+  }
+}
+
+void TrainingData::add(std::int64_t number, Sequences& to) const {
+  add(training_, cut_ ? number * sequence_ : number, sequence_, to);
+}
+
+void TrainingData::add_held_out(std::int64_t number, Sequences& to) const {
+  const std::int64_t start = number * sequence_;
+  add(held_out_, start, std::clamp<std::int64_t>(held_out_tokens() - start, 0, sequence_), to);
+}
+
+}  // namespace weft::tools
