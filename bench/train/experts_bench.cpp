@@ -5,10 +5,13 @@
 //
 // A dispatch is given as tokens of each rank x width, in bf16: each token chooses 2 of 8 experts at random.
 // For each case:
-//   median_us   start_dispatch() and finish(): rows are packed, sent, and ordered by expert
-//   bare_us     all_to_all_v of the same rows, from and to buffers in shared memory that are there already
-//   over        median_us / bare_us
-//   combine_us  start_combine() and finish(), of two rows for each token
+//   median_us     start_dispatch() and finish(), of tokens in shared memory
+//   bare_us       all_to_all_v of as many bytes as a rank has afterwards: a row for each choice, own rows too,
+//                 packed in order, from and to shared memory
+//   over          median_us / bare_us
+//   combine_us    start_combine() and finish(), of results in shared memory; combine_over: of bare_us
+//   travel_us     all_to_all_v of the rows that travel between ranks alone, each token once to a rank
+//   local_us      start_dispatch() and finish(), of tokens in ordinary memory
 // A layer is given as tokens of each rank: dim 512, 8 SwiGLU experts of 512 hidden features, 2 for each
 // token.
 //   median_us   forward and backward of the layer over all ranks
@@ -84,34 +87,47 @@ struct Rows {
     parts.push_back(kExperts);
     const ExpertChoices choices = gather_choices(compute, group, experts, weights);
     routes = std::make_unique<TokenRoutes>(choices, group.rank(), kTopK, parts);
-    x = compute.make({s.tokens, s.width}, DType::bf16);
+    x = compute.make({s.tokens, s.width}, DType::bf16, Memory::shared);
     for (std::int64_t i = 0; i < x.count(); ++i)
       x.as<bf16>()[static_cast<std::size_t>(i)] = bf16(number(kX, first * s.width + i));
-    // The rows that each rank sends to each rank, for the bare call.
-    std::vector<std::int64_t> sent(static_cast<std::size_t>(group.size())), came(sent);
-    for (int from = 0; from < group.size(); ++from)
-      for (std::int64_t t = 0; t < s.tokens; ++t) {
-        std::vector<bool> goes(sent.size());
-        for (int k = 0; k < kTopK; ++k)
-          for (int r = 0; r < group.size(); ++r) {
-            const std::int32_t e = choice_of(from * s.tokens + t, k);
-            if (e >= parts[static_cast<std::size_t>(r)] && e < parts[static_cast<std::size_t>(r) + 1])
-              goes[static_cast<std::size_t>(r)] = true;
+    local_x = compute.make({s.tokens, s.width}, DType::bf16);
+    std::memcpy(local_x.data(), x.data(), static_cast<std::size_t>(x.bytes()));
+    results_of = compute.make({routes->rows(), s.width}, DType::bf16, Memory::shared);
+    // For the bare calls, the rows that each rank sends to each rank.
+    for (const bool each_choice : {false, true}) {
+      std::vector<std::int64_t> sent(static_cast<std::size_t>(group.size())), came(sent);
+      for (int from = 0; from < group.size(); ++from)
+        for (std::int64_t t = from * s.tokens; t < (from + 1) * s.tokens; ++t)
+          for (int to = 0; to < group.size(); ++to) {
+            if (!each_choice && to == from) continue;
+            std::int64_t rows_of = 0;
+            for (int k = 0; k < kTopK; ++k)
+              rows_of += choice_of(t, k) >= parts[static_cast<std::size_t>(to)] &&
+                         choice_of(t, k) < parts[static_cast<std::size_t>(to) + 1];
+            if (!each_choice) rows_of = std::min<std::int64_t>(rows_of, 1);
+            if (from == group.rank()) sent[static_cast<std::size_t>(to)] += rows_of * s.width;
+            if (to == group.rank()) came[static_cast<std::size_t>(from)] += rows_of * s.width;
           }
-        for (std::size_t r = 0; r < sent.size(); ++r) {
-          if (from == group.rank() && goes[r]) sent[r] += s.width;
-          if (static_cast<int>(r) == group.rank() && goes[r]) came[static_cast<std::size_t>(from)] += s.width;
-        }
-      }
-    in_counts = sent, out_counts = came;
-    in = compute.zeros({std::accumulate(sent.begin(), sent.end(), std::int64_t{0})}, DType::bf16,
-                       Memory::shared);
-    out = compute.zeros({std::accumulate(came.begin(), came.end(), std::int64_t{0})}, DType::bf16,
-                        Memory::shared);
+      bare.push_back({compute.zeros({std::accumulate(sent.begin(), sent.end(), std::int64_t{0})}, DType::bf16,
+                                    Memory::shared),
+                      compute.zeros({std::accumulate(came.begin(), came.end(), std::int64_t{0})}, DType::bf16,
+                                    Memory::shared),
+                      sent, came});
+    }
   }
-  void dispatch() { rows = routes->start_dispatch(compute, &group, x).finish(); }
-  void combine() { results = routes->start_combine(compute, &group, rows).finish(); }
-  void bare() { group.all_to_all_v(in.view(), out.view(), {in_counts}, {out_counts}).wait(); }
+  // Results are given back first: the bare call has its buffers, too.
+  void dispatch(const Tensor& from) {
+    rows = {};
+    rows = routes->start_dispatch(compute, &group, from).finish();
+  }
+  void combine() {
+    results = {};
+    results = routes->start_combine(compute, &group, results_of).finish();
+  }
+  void bare_call(std::size_t which) {
+    const Bare& b = bare[which];
+    group.all_to_all_v(b.in.view(), b.out.view(), {b.in_counts}, {b.out_counts}).wait();
+  }
   // Row by row, what one rank would have.
   std::string verify() const {
     std::int64_t row = 0;
@@ -134,26 +150,37 @@ struct Rows {
   RowsSize size;
   std::int64_t first;
   std::unique_ptr<TokenRoutes> routes;
-  Tensor x, rows, results, in, out;
-  std::vector<std::int64_t> in_counts, out_counts;
+  Tensor x, local_x, rows, results_of, results;
+  struct Bare {
+    Tensor in, out;
+    std::vector<std::int64_t> in_counts, out_counts;
+  };
+  std::vector<Bare> bare;  // each token once to each other rank; each choice, also those of this rank
 };
 
 std::string fine() { return {}; }
 
 Numbers measured_rows(RankOfBench& rank, const RowsSize& s, const Agree& agree, double seconds) {
   const auto all = std::make_shared<Rows>(rank, s);
-  all->dispatch();
-  const TimedTurns turns({{[all] { all->dispatch(); }, [all] { return all->verify(); }},
-                          {[all] { all->bare(); }, fine},
-                          {[all] { all->combine(); }, fine}},
+  all->dispatch(all->x);
+  const auto verify = [all] { return all->verify(); };
+  const TimedTurns turns({{[all] { all->dispatch(all->x); }, verify},
+                          {[all] { all->bare_call(1); }, fine},
+                          {[all] { all->combine(); }, fine},
+                          {[all] { all->bare_call(0); }, fine},
+                          {[all] { all->dispatch(all->local_x); }, verify}},
                          agree, seconds);
   const auto& us = turns.us;
   return {{"median_us", median(us[0])},
           {"p99_us", turns.p99_us},
           {"bare_us", median(us[1])},
           {"combine_us", median(us[2])},
+          {"travel_us", median(us[3])},
+          {"local_us", median(us[4])},
           {"over", turns.over_turns([&](std::size_t i) { return us[0][i] / us[1][i]; })},
+          {"combine_over", turns.over_turns([&](std::size_t i) { return us[2][i] / us[1][i]; })},
           {"sent_bytes", static_cast<double>(all->routes->sent_rows() * s.width * 2)},
+          {"bytes", static_cast<double>(all->routes->rows() * s.width * 2)},
           {"samples", static_cast<double>(turns.samples)}};
 }
 

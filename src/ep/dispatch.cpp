@@ -10,6 +10,7 @@
 
 #include "ep/tokens.hpp"
 #include "ep/views.hpp"
+#include "group/persistent/prepared_exchange.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/float8.hpp"
 #include "weft/nn/frame.hpp"
@@ -55,64 +56,48 @@ std::vector<std::int64_t> starts(std::span<const std::int64_t> counts) {
   return first;
 }
 
-// to = the rows `order` of x, each of `bytes` bytes; row ~i is row i of `own`
-void copy_rows(const std::byte* x, const std::byte* own, std::span<const std::int64_t> order,
-               std::size_t bytes, std::byte* to) {
-  if (bytes == 0) return;
-  for (const std::int64_t row : order) {
-    std::memcpy(
-        to,
-        row < 0 ? own + static_cast<std::size_t>(~row) * bytes : x + static_cast<std::size_t>(row) * bytes,
-        bytes);
-    to += bytes;
-  }
-}
-
 std::size_t row_bytes(const Tensor& x) { return static_cast<std::size_t>(x.size(1) * size_bytes(x.dtype())); }
 
-Tensor rows_in_order(Compute& compute, const Tensor& x, const Tensor& own,
-                     std::span<const std::int64_t> order, Memory memory) {
-  const Tensor y = compute.make({static_cast<std::int64_t>(order.size()), own.size(1)}, own.dtype(), memory);
-  copy_rows(x ? x.data() : nullptr, own.data(), order, row_bytes(own), y.data());
-  return y;
+// row to[i] of `out` = row from[i] of `in`, each of `bytes` bytes
+void copy_rows(const std::byte* in, std::span<const std::int64_t> from, std::byte* out,
+               std::span<const std::int64_t> to, std::size_t bytes) {
+  for (std::size_t i = 0; i < from.size() && bytes > 0; ++i)
+    std::memcpy(out + static_cast<std::size_t>(to[i]) * bytes, in + static_cast<std::size_t>(from[i]) * bytes,
+                bytes);
 }
 
-// An all_to_all_v of rows between different ranks. After it: `came` itself, or, with an order, its rows and
-// those of `own` in this order.
+// The rows `indices` of a matrix of this width, as what is exchanged with `peer`; without indices: `count`
+// rows from row `first` on.
+ExchangePart part_of(int peer, std::span<const std::int64_t> indices, std::int64_t width) {
+  return {peer,
+          {{0,
+            0,
+            {static_cast<std::int64_t>(indices.size()), width},
+            {width, 1},
+            {indices.begin(), indices.end()}}}};
+}
+ExchangePart part_of(int peer, std::int64_t first, std::int64_t count, std::int64_t width) {
+  return {peer, {{0, first * width, {count, width}, {width, 1}}}};
+}
+
+// Rows on their way. `in`: they are read from there until they have arrived. After that some rows of `out`
+// are copied to others.
 class RowSteps final : public Transfer::Steps {
  public:
-  RowSteps(Compute& compute, Tensor sent, Tensor came, Tensor own, Work work,
-           std::span<const std::int64_t> order)
-      : compute_(compute),
-        sent_(std::move(sent)),
-        came_(std::move(came)),
-        own_(std::move(own)),
-        work_(std::move(work)),
-        order_(order) {}
-  bool done() override { return work_.done(); }
+  RowSteps(Tensor in, Tensor out, Work work, std::span<const std::int64_t> from,
+           std::span<const std::int64_t> to)
+      : in_(std::move(in)), out_(std::move(out)), work_(std::move(work)), from_(from), to_(to) {}
+  bool done() override { return !work_.valid() || work_.done(); }
   Tensor finish() override {
-    work_.wait();
-    return own_ ? rows_in_order(compute_, came_, own_, order_, Memory::local) : came_;
+    if (work_.valid()) work_.wait();
+    copy_rows(out_.data(), from_, out_.data(), to_, row_bytes(out_));
+    return out_;
   }
 
  private:
-  Compute& compute_;
-  const Tensor sent_, came_, own_;
+  const Tensor in_, out_;
   Work work_;
-  const std::span<const std::int64_t> order_;
-};
-
-// Blocks of rows as blocks of elements; that of `rank` itself does not travel.
-struct RowBlocks {
-  RowBlocks(std::span<const std::int64_t> rows, std::int64_t width, int rank)
-      : counts(rows.begin(), rows.end()), offsets(starts(rows)) {
-    counts[static_cast<std::size_t>(rank)] = 0;
-    offsets.pop_back();
-    for (std::int64_t& count : counts) count *= width;
-    for (std::int64_t& offset : offsets) offset *= width;
-  }
-  operator Blocks() const { return {counts, offsets}; }
-  std::vector<std::int64_t> counts, offsets;
+  const std::span<const std::int64_t> from_, to_;
 };
 
 void expect_rows(std::string_view call, std::string_view what, const Tensor& x, std::int64_t rows) {
@@ -239,43 +224,41 @@ TokenRoutes::TokenRoutes(const ExpertChoices& choices, int rank, int top_k,
   }
   std::partial_sum(offsets_.begin(), offsets_.end(), offsets_.begin());
 
-  // The rows that come here, in the order of ranks and tokens: rows of a dispatch, and rows by expert.
+  // The rows that come here, in the order of ranks and tokens. A token comes once, to the first of its rows.
   std::vector<std::int64_t> next(offsets_.begin(), offsets_.end() - 1);
-  source_.resize(static_cast<std::size_t>(rows()));
   row_weights_.resize(static_cast<std::size_t>(rows()));
   row_tokens_.resize(static_cast<std::size_t>(rows()));
-  std::int64_t came = 0;
   for (int s = 0; s < ranks_; ++s) {
-    const std::int64_t came_before = came;
-    const bool own_rows = s == rank;  // they do not travel
-    std::vector<std::int64_t>& returned = own_rows ? own_results_ : returned_;
-    const std::size_t returned_before = returned.size();
+    std::vector<std::int64_t>&came = came_rows_.emplace_back(), &returned = returned_rows_.emplace_back();
     for (std::int64_t t = begin[static_cast<std::size_t>(s)]; t < begin[static_cast<std::size_t>(s) + 1];
          ++t) {
-      bool comes = false;
+      std::int64_t first_row = -1;
       for (std::size_t i = static_cast<std::size_t>(t) * k_of; i < static_cast<std::size_t>(t + 1) * k_of;
            ++i) {
         if (experts[i] < 0 || owner[static_cast<std::size_t>(experts[i])] != rank) continue;
-        const auto row = static_cast<std::size_t>(next[static_cast<std::size_t>(experts[i] - first)]++);
-        source_[row] = own_rows ? ~(t - begin[static_cast<std::size_t>(s)]) : came;
-        row_weights_[row] = choices.weights.f32()[i];
-        row_tokens_[row] = t;
-        returned.push_back(static_cast<std::int64_t>(row));
-        comes = true;
+        const std::int64_t row = next[static_cast<std::size_t>(experts[i] - first)]++;
+        row_weights_[static_cast<std::size_t>(row)] = choices.weights.f32()[i];
+        row_tokens_[static_cast<std::size_t>(row)] = t;
+        returned.push_back(row);
+        if (s == rank) {
+          own_tokens_.push_back(t - begin[static_cast<std::size_t>(s)]);
+        } else if (first_row < 0) {
+          came.push_back(first_row = row);
+        } else {
+          copied_from_.push_back(first_row);
+          copied_to_.push_back(row);
+        }
       }
-      came += comes && !own_rows ? 1 : 0;
     }
-    receive_counts_.push_back(came - came_before);
-    return_counts_.push_back(own_rows ? 0 : static_cast<std::int64_t>(returned.size() - returned_before));
   }
 
   // The rows that go from here: each token once to each rank, and the results by rank, token and choice.
   const std::size_t own = static_cast<std::size_t>(begin[static_cast<std::size_t>(rank)]) * k_of;
   result_of_.assign(static_cast<std::size_t>(tokens_) * k_of, -1);
-  std::int64_t result = 0;
+  first_results_.push_back(0);
   for (int r = 0; r < ranks_; ++r) {
-    const std::size_t sent_before = sent_tokens_.size();
-    const std::int64_t result_before = result;
+    std::vector<std::int64_t>& sent = sent_tokens_.emplace_back();
+    std::int64_t result = first_results_.back();
     for (std::int64_t t = 0; t < tokens_; ++t) {
       bool goes = false;
       for (std::size_t i = static_cast<std::size_t>(t) * k_of; i < static_cast<std::size_t>(t + 1) * k_of;
@@ -285,47 +268,66 @@ TokenRoutes::TokenRoutes(const ExpertChoices& choices, int rank, int top_k,
         result_of_[i] = result++;
         goes = true;
       }
-      if (goes && r != rank) sent_tokens_.push_back(t);
+      if (goes && r != rank) sent.push_back(t);
     }
-    send_counts_.push_back(static_cast<std::int64_t>(sent_tokens_.size() - sent_before));
-    result_counts_.push_back(result - result_before);
+    first_results_.push_back(result);
   }
 }
 
-std::int64_t TokenRoutes::sent_rows() const noexcept { return sum(send_counts_); }
-std::int64_t TokenRoutes::received_rows() const noexcept { return sum(receive_counts_); }
-
 Transfer TokenRoutes::start_dispatch(Compute& compute, ProcessGroup* group, const Tensor& x) const {
   expect_rows("dispatch", "x", x, tokens_);
-  if (ranks_ == 1) return Transfer(rows_in_order(compute, {}, x, source_, Memory::local));
   const std::int64_t width = x.size(1);
-  Tensor sent = rows_in_order(compute, x, x, sent_tokens_, Memory::shared);
-  const Tensor came = compute.make({received_rows(), width}, x.dtype(), Memory::shared);
-  Work work = group->all_to_all_v(sent.view(), came.view(), RowBlocks(send_counts_, width, rank_),
-                                  RowBlocks(receive_counts_, width, rank_));
-  return Transfer(std::make_unique<RowSteps>(compute, std::move(sent), came, x, std::move(work), source_));
+  const Tensor y = compute.make({rows(), width}, x.dtype());
+  const auto own = static_cast<std::size_t>(rank_);
+  Work work;
+  if (ranks_ > 1) {
+    ExchangePlan plan{.fields = {x.dtype()}, .name = "dispatch"};
+    for (std::size_t r = 0; r < came_rows_.size(); ++r) {
+      if (r == own) continue;
+      plan.sends.push_back(part_of(static_cast<int>(r), sent_tokens_[r], width));
+      plan.receives.push_back(part_of(static_cast<int>(r), came_rows_[r], width));
+    }
+    work = exchanged(*group, plan, x, y);
+  }
+  copy_rows(x.data(), own_tokens_, y.data(), returned_rows_[own], row_bytes(x));
+  return Transfer(std::make_unique<RowSteps>(x, y, std::move(work), copied_from_, copied_to_));
 }
 
 Transfer TokenRoutes::start_combine(Compute& compute, ProcessGroup* group, const Tensor& rows_in) const {
   expect_rows("combine", "rows", rows_in, rows());
   const std::int64_t width = rows_in.size(1);
-  const Tensor results = compute.make({sum(result_counts_), width}, rows_in.dtype(),
-                                      ranks_ == 1 ? Memory::local : Memory::shared);
-  const RowBlocks blocks(result_counts_, width, rank_);
-  const std::int64_t own = blocks.offsets[static_cast<std::size_t>(rank_)];
-  copy_rows(rows_in.data(), nullptr, own_results_, row_bytes(rows_in),
-            results.data() + own * size_bytes(rows_in.dtype()));
-  if (ranks_ == 1) return Transfer(results);
-  Tensor sent = rows_in_order(compute, rows_in, rows_in, returned_, Memory::shared);
-  Work work =
-      group->all_to_all_v(sent.view(), results.view(), RowBlocks(return_counts_, width, rank_), blocks);
-  return Transfer(std::make_unique<RowSteps>(compute, std::move(sent), results, Tensor(), std::move(work),
-                                             std::span<const std::int64_t>()));
+  const Tensor results = compute.make({first_results_.back(), width}, rows_in.dtype());
+  const auto own = static_cast<std::size_t>(rank_);
+  Work work;
+  if (ranks_ > 1) {
+    ExchangePlan plan{.fields = {rows_in.dtype()}, .name = "combine"};
+    for (std::size_t r = 0; r < returned_rows_.size(); ++r) {
+      if (r == own) continue;
+      plan.sends.push_back(part_of(static_cast<int>(r), returned_rows_[r], width));
+      plan.receives.push_back(
+          part_of(static_cast<int>(r), first_results_[r], first_results_[r + 1] - first_results_[r], width));
+    }
+    work = exchanged(*group, plan, rows_in, results);
+  }
+  std::vector<std::int64_t> to(returned_rows_[own].size());
+  std::iota(to.begin(), to.end(), first_results_[own]);
+  copy_rows(rows_in.data(), returned_rows_[own], results.data(), to, row_bytes(rows_in));
+  return Transfer(std::make_unique<RowSteps>(
+      rows_in, results, std::move(work), std::span<const std::int64_t>(), std::span<const std::int64_t>()));
+}
+
+// Every other rank is in the plan, also where no row travels: so all ranks take part in each exchange. The
+// plan is sound, because each row of `out` is in one list of the routes, and `in` is other memory. Ranks
+// compare the numbers of their rows.
+Work TokenRoutes::exchanged(ProcessGroup& group, const ExchangePlan& plan, const Tensor& in,
+                            const Tensor& out) const {
+  const ExchangeField field{in.data(), out.data()};
+  return detail::PreparedExchange::make_sound(group, plan).start({&field, 1});
 }
 
 void TokenRoutes::weighted_sum(const Tensor& results, const ConstTensorView& weights,
                                const TensorView& y) const {
-  expect_rows("weighted_sum", "results", results, sum(result_counts_));
+  expect_rows("weighted_sum", "results", results, first_results_.back());
   expect_f32_or_bf16("weighted_sum", "results", results);
   const std::int64_t width = results.size(1);
   ep::expect_view("weighted_sum", "y", y, results.dtype(), {tokens_, width});
@@ -352,7 +354,7 @@ void TokenRoutes::weighted_sum(const Tensor& results, const ConstTensorView& wei
 }
 
 void TokenRoutes::row_products(const Tensor& results, const Tensor& dy, const TensorView& dweights) const {
-  expect_rows("row_products", "results", results, sum(result_counts_));
+  expect_rows("row_products", "results", results, first_results_.back());
   expect_rows("row_products", "dy", dy, tokens_);
   expect_f32_or_bf16("row_products", "results", results);
   ep::expect_view("row_products", "dy", dy.view(), results.dtype(), {tokens_, results.size(1)});
@@ -378,7 +380,7 @@ namespace {
 constexpr std::int64_t kScaleBytes = sizeof(float);
 }
 
-Tensor to_float8_rows(Compute& compute, const Tensor& x) {
+Tensor to_float8_rows(Compute& compute, const Tensor& x, Memory memory) {
   ep::expect_matrix("to_float8_rows", "x", x.view());
   expect_f32_or_bf16("to_float8_rows", "x", x);
   const std::int64_t count = x.size(0), width = x.size(1);
@@ -386,7 +388,7 @@ Tensor to_float8_rows(Compute& compute, const Tensor& x) {
   float8::amax(kernels_of(compute), x.view(), float8::Granularity::rowwise, scales.data());
   for (float& scale : scales) scale = float8::scale_of(scale, DType::f8e4m3, true);
   const Tensor codes = compute.make(x.shape(), DType::f8e4m3),
-               rows = compute.make({count, width + kScaleBytes}, DType::u8);
+               rows = compute.make({count, width + kScaleBytes}, DType::u8, memory);
   float8::quantise(kernels_of(compute), x.view(), float8::Granularity::rowwise, scales.data(), codes.view());
   for (std::int64_t r = 0; r < count; ++r) {
     std::byte* const to = rows.data() + r * (width + kScaleBytes);

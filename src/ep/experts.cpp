@@ -305,7 +305,8 @@ Tensors Experts::do_forward(Inputs inputs, Frame& frame) {
   const Shape of_hidden{x.size(0), up_weight.size(1)};
   const auto make = [&] { return frame.compute().make(of_hidden, x.dtype()); };
   const Tensor gate = gate_proj ? make() : Tensor(), up = make(), hidden = make();
-  const Tensor y = frame.compute().make(x.shape(), x.dtype(), out_memory());
+  const Tensor y = frame.compute().make(x.shape(), x.dtype(),
+                                        rows_memory_ == Memory::shared ? Memory::shared : out_memory());
   experts_forward(frame.kernels(), kind_, x.view(), offsets.as<std::int64_t>(),
                   {gate_proj ? gate_proj->weight().view() : ConstTensorView{}, up_weight.view(),
                    down_proj->weight().view()},
@@ -322,7 +323,8 @@ Tensors Experts::do_backward(Inputs gradients, Frame& frame) {
   const Tensors kept = frame.pop(*this);
   const Tensor &x = kept[0], &offsets = kept[1], &up = kept[2], &hidden = kept[3];
   const Tensor gate = gate_proj ? kept.back() : Tensor();
-  const Tensor dx = frame.compute().make(x.shape(), x.dtype(), dx_memory());
+  const Tensor dx = frame.compute().make(x.shape(), x.dtype(),
+                                         rows_memory_ == Memory::shared ? Memory::shared : dx_memory());
   ExpertGradients to;
   if (frame.exact()) {
     to.block_offsets = kept[4].as<std::int64_t>();

@@ -197,7 +197,9 @@ Tensors MoE::do_forward(Inputs inputs, Frame& frame) {
 
   const bool as_codes = config_.float8_dispatch;
   Transfer dispatch = routes.start_dispatch(
-      frame.compute(), group, as_codes ? to_float8_rows(frame.compute(), as_rows(x)) : as_rows(x));
+      frame.compute(), group,
+      as_codes ? to_float8_rows(frame.compute(), as_rows(x), travels ? Memory::shared : Memory::local)
+               : as_rows(x));
   const Tensor shared = shared_expert ? shared_expert->forward(x, frame)[0] : Tensor();
   const Tensor offsets =
       frame.compute().make({static_cast<std::int64_t>(routes.offsets().size())}, DType::i64);
@@ -205,6 +207,7 @@ Tensors MoE::do_forward(Inputs inputs, Frame& frame) {
   const Tensor came = dispatch.finish();
   const Tensor rows = as_codes ? from_float8_rows(frame.compute(), came, x.dtype()) : came;
   experts.set_tokens_layout(x.layout());
+  experts.set_rows_memory(travels ? Memory::shared : Memory::local);
   Tensors of_experts{rows, offsets};
   if (frame.exact()) of_experts.push_back(sample_blocks(x, routes, frame));
   const Tensor computed = experts.forward(of_experts, frame)[0];
@@ -251,6 +254,7 @@ Tensors MoE::do_backward(Inputs gradients, Frame& frame) {
       for (std::size_t i = first; i < end; ++i) drows.f32()[i] *= weight;
   }
   experts.set_tokens_layout(x.layout());
+  experts.set_rows_memory(travels ? Memory::shared : Memory::local);
   const Tensor dcomputed = experts.backward(drows, frame)[0];
   Transfer combine = routes.start_combine(compute, group, dcomputed);
   const Tensor through_shared = shared_expert ? shared_expert->backward(dy, frame)[0] : Tensor();

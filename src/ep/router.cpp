@@ -42,6 +42,18 @@ void expect_choices(std::string_view call, const ConstTensorView& experts, const
   ep::expect_view(call, "experts", experts, DType::i32, {s.tokens, s.top_k});
 }
 
+// Choices that a caller made, or route_tokens().
+void expect_known_experts(std::string_view call, const ConstTensorView& experts, const RouterShape& s) {
+  expect_choices(call, experts, s);
+  const auto chosen = experts.as<std::int32_t>();
+  for (std::size_t i = 0; i < chosen.size(); ++i)
+    if (ep::expert_of(chosen[i]) >= s.experts)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{}: choice {} of token {} is expert {}; there are {}", call,
+                              i % static_cast<std::size_t>(s.top_k), i / static_cast<std::size_t>(s.top_k),
+                              ep::expert_of(chosen[i]), s.experts));
+}
+
 // The logarithm of the sum of e^logit.
 float log_sum_exp(const float* logits, std::int64_t experts) {
   const float largest = *std::max_element(logits, logits + experts);
@@ -129,7 +141,7 @@ void route_tokens(const ConstTensorView& logits, const ConstTensorView& bias, co
 void add_router_sums(const ConstTensorView& logits, const ConstTensorView& bias,
                      const ConstTensorView& experts, const RouterOptions& options, RouterSums& sums) {
   const RouterShape s = checked_shape("add_router_sums", logits, bias, options);
-  expect_choices("add_router_sums", experts, s);
+  expect_known_experts("add_router_sums", experts, s);
   const auto n = static_cast<std::size_t>(s.experts);
   sums.counts.resize(n);
   sums.scores.resize(n);
@@ -152,7 +164,7 @@ void route_tokens_backward(const ConstTensorView& logits, const ConstTensorView&
                            const TensorView& dbias) {
   const std::string_view call = "route_tokens_backward";
   const RouterShape s = checked_shape(call, logits, bias, options);
-  expect_choices(call, experts, s);
+  expect_known_experts(call, experts, s);
   ep::expect_view(call, "weights", weights, DType::f32, {s.tokens, s.top_k});
   ep::expect_view(call, "dweights", dweights, DType::f32, {s.tokens, s.top_k});
   ep::expect_view(call, "dlogits", dlogits, DType::f32, logits.shape, ", as logits");
@@ -210,7 +222,7 @@ namespace {
 // The numbers that a data rank sends to the others, and what all of them make of it.
 struct SentByRank {
   static constexpr std::size_t kTokens = 0, kNotFinite = 1, kZ = 2, kAuxOfSequences = 3, kSequences = 4,
-                               kSums = 5;
+                               kDropped = 5, kSums = 6;
   static std::size_t size(std::int64_t experts) { return kSums + 2 * static_cast<std::size_t>(experts); }
 };
 
@@ -247,6 +259,7 @@ struct Candidate {
 };
 
 // Marks the choices that an expert cannot keep. `kept(expert, place)` says which stay.
+// Returns their number.
 template <class Keeps>
 std::int64_t drop(std::span<std::int32_t> experts, Keeps&& keeps) {
   std::int64_t dropped = 0;
@@ -346,6 +359,10 @@ Tensors Router::choose(const Tensor& x, const Tensor& logits, Frame& frame) {
       }
       sent[SentByRank::kSequences] = static_cast<double>(samples);
     }
+    if (options_.capacity == Capacity::per_choice_and_rank)
+      sent[SentByRank::kDropped] = static_cast<double>(
+          drop_by_choice(experts.as<std::int32_t>(), options_.top_k, experts_,
+                         expert_capacity(options_.capacity_factor, tokens, options_.top_k, experts_)));
   }
   const DeviceMesh axes = ep::sample_axes(x.layout());
   const int ranks = axes ? axes.size() : 1, rank = axes ? axes.rank() : 0;
@@ -366,17 +383,14 @@ Tensors Router::choose(const Tensor& x, const Tensor& logits, Frame& frame) {
   for (int r = 0; r < ranks; ++r)
     for (std::size_t i = 0; i < size; ++i) sums.as<double>()[i] += of(r, i);
 
-  std::int64_t dropped = 0;
   const auto global_tokens = static_cast<std::int64_t>(sums.as<double>()[SentByRank::kTokens]);
   const auto choices = experts.as<std::int32_t>();
   const auto capacity = [&](std::int64_t of_tokens) {
     return expert_capacity(options_.capacity_factor, of_tokens, options_.top_k, experts_);
   };
   switch (options_.capacity) {
-    case Capacity::none: break;
-    case Capacity::per_choice_and_rank:
-      dropped = drop_by_choice(choices, options_.top_k, experts_, capacity(tokens));
-      break;
+    case Capacity::none:
+    case Capacity::per_choice_and_rank: break;
     case Capacity::by_position: {
       std::vector<double> before(n);
       for (int r = 0; r < rank; ++r)
@@ -421,7 +435,7 @@ Tensors Router::choose(const Tensor& x, const Tensor& logits, Frame& frame) {
              scores = sums.as<double>().subspan(SentByRank::kSums + n, n);
   for (const double c : counts) report_.counts.push_back(static_cast<std::int64_t>(c));
   if (options_.capacity == Capacity::per_choice_and_rank)
-    report_.dropped = dropped;  // of this rank
+    report_.dropped = static_cast<std::int64_t>(sums.as<double>()[SentByRank::kDropped]);
   else if (options_.capacity != Capacity::none)
     for (const std::int64_t c : report_.counts)
       report_.dropped += std::max<std::int64_t>(0, c - capacity(global_tokens));

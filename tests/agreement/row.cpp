@@ -39,7 +39,7 @@ std::vector<WithoutRow> without_row() {
       {"init_from", "as `load_checkpoint`", "calls it"},
       {"pipeline_grad_norm", "", "ranks of several stages have different gradients"},
       {"TokenRoutes::start_dispatch", "choices of experts",
-       "the counts of the `all_to_all_v` are compared by the transport"},
+       "the counts of rows between two ranks are compared by their exchange"},
       {"Trainer::evaluate", "as `Trainer::backward`", "it makes the same exchange"},
       {"FullySharded::finish", "", "it takes no argument; blocks compare as `ShardedParameters` does"},
       {"FullyShardOptions", "options of `fully_shard()`",

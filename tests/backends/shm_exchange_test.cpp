@@ -144,35 +144,66 @@ TEST(ShmExchange, SharedMemoryIsCopiedOnce) {
   });
 }
 
-// A sender's list is packed; a receiver's takes the elements from their place. A list with one step is none.
-TEST(ShmExchange, IndicesOfTheSenderArePackedAndThoseOfTheReceiverAreNot) {
+// The receiver takes rows from their place in the sender's memory, by the list of either side, if the
+// sender's list fits a slot. A list with one step is none.
+TEST(ShmExchange, IndicesAreSentWithThePlacesIfASlotHoldsThem) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
     End end(r, "g");
-    constexpr std::int64_t kRows = 5000, kParts = 16;
-    std::vector<std::int64_t> shuffled, behind;
-    for (std::int64_t i = 0; i < kRows; ++i) {
-      shuffled.push_back(i * 7919 % kRows);
-      behind.push_back(kRows - 1 - i);
-    }
-    const auto at = [](const std::vector<std::int64_t>& list, std::int64_t i) {
-      return list.empty() ? i : list[static_cast<std::size_t>(i)];
-    };
-    const std::vector<std::int64_t> none;
-    using Lists = std::vector<const std::vector<std::int64_t>*>;
-    for (const auto* list : Lists{&none, &shuffled, &behind})
-      for (const auto* to : Lists{&none, &shuffled}) {
-        const Fields fields(r, 1, kRows * kParts, Memory::shared);
-        const auto planned = end.plan(*list, *to, kRows, kParts);
-        end.run(*planned, fields.list, 3);  // segments are mapped
-        const auto sent = end.run(*planned, fields.list, 5);
-        EXPECT_EQ(sent[list == &shuffled ? 0 : 1], 5U);
-        for (std::int64_t i = 0; i < kRows * kParts; ++i) {
-          const std::int64_t from = at(*list, i / kParts) * kParts + i % kParts;
-          const std::int64_t place = at(*to, i / kParts) * kParts + i % kParts;
-          ASSERT_EQ(fields.out[0].as<double>()[static_cast<std::size_t>(place)],
-                    static_cast<double>(1000 * end.other() + from % 997));
-        }
+    constexpr auto kMost = static_cast<std::int64_t>(shm::kListNumbers);
+    for (const std::int64_t rows : {std::int64_t{5000}, kMost, kMost + 1}) {
+      constexpr std::int64_t kParts = 16;
+      std::vector<std::int64_t> shuffled, behind;
+      for (std::int64_t i = 0; i < rows; ++i) {
+        shuffled.push_back(i * 7919 % rows);
+        behind.push_back(rows - 1 - i);
       }
+      const auto at = [](const std::vector<std::int64_t>& list, std::int64_t i) {
+        return list.empty() ? i : list[static_cast<std::size_t>(i)];
+      };
+      const std::vector<std::int64_t> none;
+      using Lists = std::vector<const std::vector<std::int64_t>*>;
+      for (const auto* list : Lists{&none, &shuffled, &behind})
+        for (const auto* to : Lists{&none, &shuffled}) {
+          const Fields fields(r, 1, rows * kParts, Memory::shared);
+          const auto planned = end.plan(*list, *to, rows, kParts);
+          end.run(*planned, fields.list, 3);  // segments are mapped
+          const auto sent = end.run(*planned, fields.list, 5);
+          EXPECT_EQ(sent[list == &shuffled && rows > kMost ? 0 : 1], 5U);
+          for (std::int64_t i = 0; i < rows * kParts; ++i) {
+            const std::int64_t from = at(*list, i / kParts) * kParts + i % kParts;
+            const std::int64_t place = at(*to, i / kParts) * kParts + i % kParts;
+            ASSERT_EQ(fields.out[0].as<double>()[static_cast<std::size_t>(place)],
+                      static_cast<double>(1000 * end.other() + from % 997));
+          }
+        }
+    }
+    r.meet("over");
+  });
+}
+
+// Packed bytes of one exchange take the place of another's indices in the slots: these are written anew.
+TEST(ShmExchange, IndicesAndPackedBytesShareTheSlots) {
+  run_ranks(Ranks::processes, 2, [](Rank& r) {
+    End end(r, "g");
+    constexpr std::int64_t kRows = 500, kParts = 16;
+    std::vector<std::int64_t> shuffled;
+    for (std::int64_t i = 0; i < kRows; ++i) shuffled.push_back(i * 7 % kRows);
+    const Fields shared(r, 1, kRows * kParts, Memory::shared), local(r, 1, kRows * kParts, Memory::local);
+    const std::vector<std::int64_t> none;
+    const auto listed = end.plan(shuffled, none, kRows, kParts), packed = end.plan(none, none, kRows, kParts);
+    for (int round = 0; round < 40; ++round) {
+      std::memset(shared.out[0].data(), 0, static_cast<std::size_t>(shared.out[0].bytes()));
+      // A plan that is made anew each time has the same boxes, and another number.
+      const auto again = end.plan(shuffled, none, kRows, kParts);
+      end.run(round % 2 == 0 ? *listed : *again, shared.list, 1);
+      for (std::int64_t i = 0; i < kRows * kParts; ++i)
+        ASSERT_EQ(
+            shared.out[0].as<double>()[static_cast<std::size_t>(i)],
+            static_cast<double>(1000 * end.other() +
+                                (shuffled[static_cast<std::size_t>(i / kParts)] * kParts + i % kParts) % 997))
+            << round;
+      end.run(*packed, local.list, 1 + round % 3);
+    }
     r.meet("over");
   });
 }

@@ -65,84 +65,116 @@ int occurrences(const std::string& text, const std::string& part) {
 // Whole numbers, exact in f32.
 float element(std::int64_t token, std::int64_t column) { return static_cast<float>(token * 10 + column); }
 
+// Rows of random routings travel to their experts and back. `width`: of a row; `memory`: of what is sent.
+void routings_travel(Rank& rank, int ranks, int times, std::int64_t kWidth, Memory memory) {
+  Compute compute(rank.context);
+  std::mt19937 random(17);
+  for (int i = 0; i < times; ++i) {
+    SCOPED_TRACE("routing " + std::to_string(i));
+    const Routing r = random_routing(random, ranks);
+    const auto me = static_cast<std::size_t>(rank.rank);
+    const std::int64_t first =
+                           std::accumulate(r.tokens.begin(), r.tokens.begin() + rank.rank, std::int64_t{0}),
+                       own = r.tokens[me];
+    Tensor experts(rank.context, {own, r.top_k}, DType::i32), weights(rank.context, {own, r.top_k}),
+        x(rank.context, {own, kWidth}, DType::f32, memory);
+    std::copy_n(r.experts.begin() + first * r.top_k, own * r.top_k, experts.as<std::int32_t>().begin());
+    std::copy_n(r.weights.begin() + first * r.top_k, own * r.top_k, weights.f32().begin());
+    for (std::int64_t t = 0; t < own; ++t)
+      for (std::int64_t c = 0; c < kWidth; ++c)
+        x.f32()[static_cast<std::size_t>(t * kWidth + c)] = element(first + t, c);
+    const ExpertChoices choices = gather_choices(compute, rank.group(), experts, weights);
+    ASSERT_TRUE(std::ranges::equal(choices.experts.as<std::int32_t>(), r.experts));
+    ASSERT_EQ(choices.tokens, r.tokens);
+    const TokenRoutes routes(choices, rank.rank, r.top_k, r.first_experts);
+
+    // By expert, then by token, as on one rank.
+    const Tensor came = routes.start_dispatch(compute, &rank.group(), x).finish();
+    const Tensor rows(rank.context, came.shape(), DType::f32, memory);
+    std::ranges::copy(came.f32(), rows.f32().begin());
+    std::size_t row = 0;
+    for (std::int64_t e = r.first_experts[me]; e < r.first_experts[me + 1]; ++e) {
+      ASSERT_EQ(routes.offsets()[static_cast<std::size_t>(e - r.first_experts[me])],
+                static_cast<std::int64_t>(row));
+      for (std::size_t at = 0; at < r.experts.size(); ++at) {
+        if (r.experts[at] != e) continue;
+        for (std::int64_t c = 0; c < kWidth; ++c)
+          ASSERT_EQ(rows.f32()[row * kWidth + static_cast<std::size_t>(c)],
+                    element(static_cast<std::int64_t>(at) / r.top_k, c));
+        ASSERT_EQ(routes.row_weights()[row], r.weights[at]);
+        ++row;
+      }
+    }
+    ASSERT_EQ(rows.size(0), static_cast<std::int64_t>(row));
+
+    // Expert e adds e; what comes back is the sum of weight · (x + e).
+    for (std::size_t e = 0; e + 1 < routes.offsets().size(); ++e)
+      for (std::int64_t at = routes.offsets()[e] * kWidth; at < routes.offsets()[e + 1] * kWidth; ++at)
+        rows.f32()[static_cast<std::size_t>(at)] +=
+            static_cast<float>(r.first_experts[me] + static_cast<std::int64_t>(e));
+    const Tensor results = routes.start_combine(compute, &rank.group(), rows).finish();
+    const Tensor y(rank.context, {own, kWidth}), dweights(rank.context, {own, r.top_k});
+    routes.weighted_sum(results, weights.view(), y);
+    routes.row_products(results, x, dweights);
+    for (std::int64_t t = 0; t < own; ++t) {
+      for (std::int64_t c = 0; c < kWidth; ++c) {
+        float expected = 0;
+        for (std::int64_t at = (first + t) * r.top_k; at < (first + t + 1) * r.top_k; ++at)
+          if (const auto e = r.experts[static_cast<std::size_t>(at)]; e >= 0)
+            expected +=
+                r.weights[static_cast<std::size_t>(at)] * (element(first + t, c) + static_cast<float>(e));
+        ASSERT_EQ(y.f32()[static_cast<std::size_t>(t * kWidth + c)], expected);
+      }
+      for (int k = 0; k < r.top_k; ++k) {
+        const std::int32_t e = r.experts[static_cast<std::size_t>((first + t) * r.top_k + k)];
+        double expected = 0;
+        for (std::int64_t c = 0; e >= 0 && c < kWidth; ++c)
+          expected += static_cast<double>(element(first + t, c)) *
+                      static_cast<double>(element(first + t, c) + static_cast<float>(e));
+        ASSERT_EQ(dweights.f32()[static_cast<std::size_t>(t * r.top_k + k)], static_cast<float>(expected));
+      }
+    }
+  }
+}
+
 TEST(Dispatch, AThousandRandomRoutings) {
   for (const int ranks : {1, 2, 3, 4})
     test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
-      Compute compute(rank.context);
-      std::mt19937 random(17);
-      constexpr std::int64_t kWidth = 3;
-      for (int i = 0; i < 1000; ++i) {
-        SCOPED_TRACE("routing " + std::to_string(i));
-        const Routing r = random_routing(random, ranks);
-        const auto me = static_cast<std::size_t>(rank.rank);
-        const std::int64_t first = std::accumulate(r.tokens.begin(), r.tokens.begin() + rank.rank,
-                                                   std::int64_t{0}),
-                           own = r.tokens[me];
-        Tensor experts(rank.context, {own, r.top_k}, DType::i32), weights(rank.context, {own, r.top_k}),
-            x(rank.context, {own, kWidth});
-        std::copy_n(r.experts.begin() + first * r.top_k, own * r.top_k, experts.as<std::int32_t>().begin());
-        std::copy_n(r.weights.begin() + first * r.top_k, own * r.top_k, weights.f32().begin());
-        for (std::int64_t t = 0; t < own; ++t)
-          for (std::int64_t c = 0; c < kWidth; ++c)
-            x.f32()[static_cast<std::size_t>(t * kWidth + c)] = element(first + t, c);
-        const ExpertChoices choices = gather_choices(compute, rank.group(), experts, weights);
-        ASSERT_TRUE(std::ranges::equal(choices.experts.as<std::int32_t>(), r.experts));
-        ASSERT_EQ(choices.tokens, r.tokens);
-        const TokenRoutes routes(choices, rank.rank, r.top_k, r.first_experts);
-
-        // By expert, then by token, as on one rank.
-        const Tensor rows = routes.start_dispatch(compute, &rank.group(), x).finish();
-        std::size_t row = 0;
-        for (std::int64_t e = r.first_experts[me]; e < r.first_experts[me + 1]; ++e) {
-          ASSERT_EQ(routes.offsets()[static_cast<std::size_t>(e - r.first_experts[me])],
-                    static_cast<std::int64_t>(row));
-          for (std::size_t at = 0; at < r.experts.size(); ++at) {
-            if (r.experts[at] != e) continue;
-            for (std::int64_t c = 0; c < kWidth; ++c)
-              ASSERT_EQ(rows.f32()[row * kWidth + static_cast<std::size_t>(c)],
-                        element(static_cast<std::int64_t>(at) / r.top_k, c));
-            ASSERT_EQ(routes.row_weights()[row], r.weights[at]);
-            ++row;
-          }
-        }
-        ASSERT_EQ(rows.size(0), static_cast<std::int64_t>(row));
-
-        // Expert e adds e; what comes back is the sum of weight · (x + e).
-        for (std::size_t e = 0; e + 1 < routes.offsets().size(); ++e)
-          for (std::int64_t at = routes.offsets()[e] * kWidth; at < routes.offsets()[e + 1] * kWidth; ++at)
-            rows.f32()[static_cast<std::size_t>(at)] +=
-                static_cast<float>(r.first_experts[me] + static_cast<std::int64_t>(e));
-        const Tensor results = routes.start_combine(compute, &rank.group(), rows).finish();
-        const Tensor y(rank.context, {own, kWidth}), dweights(rank.context, {own, r.top_k});
-        routes.weighted_sum(results, weights.view(), y);
-        routes.row_products(results, x, dweights);
-        for (std::int64_t t = 0; t < own; ++t) {
-          for (std::int64_t c = 0; c < kWidth; ++c) {
-            float expected = 0;
-            for (std::int64_t at = (first + t) * r.top_k; at < (first + t + 1) * r.top_k; ++at)
-              if (const auto e = r.experts[static_cast<std::size_t>(at)]; e >= 0)
-                expected +=
-                    r.weights[static_cast<std::size_t>(at)] * (element(first + t, c) + static_cast<float>(e));
-            ASSERT_EQ(y.f32()[static_cast<std::size_t>(t * kWidth + c)], expected);
-          }
-          for (int k = 0; k < r.top_k; ++k) {
-            const std::int32_t e = r.experts[static_cast<std::size_t>((first + t) * r.top_k + k)];
-            float expected = 0;
-            for (std::int64_t c = 0; e >= 0 && c < kWidth; ++c)
-              expected += element(first + t, c) * (element(first + t, c) + static_cast<float>(e));
-            ASSERT_EQ(dweights.f32()[static_cast<std::size_t>(t * r.top_k + k)], expected);
-          }
-        }
-        if (ranks == 1 || i != 249) continue;
+      routings_travel(rank, ranks, 250, 3, Memory::local);
+      if (ranks > 1) {
         // The recorder: this rank has made four calls for each routing, whatever was routed.
         EXPECT_EQ(test::calls_made(rank.group()), 1000);
         const std::string trace = rank.group().trace_json();
         EXPECT_EQ(occurrences(trace, "\"all_gather\""), 250);
         EXPECT_EQ(occurrences(trace, "\"all_gather_v\""), 250);
-        EXPECT_EQ(occurrences(trace, "\"all_to_all_v\""), 500);
+        EXPECT_EQ(occurrences(trace, "\"exchange\""), 500);
       }
+      routings_travel(rank, ranks, 750, 3, Memory::local);
     });
 }
+
+// Rows of 2.4 KB: read in place from shared memory, packed from other memory; over gloo they are messages.
+TEST(Dispatch, LongRowsOfEitherMemoryTravel) {
+  for (const int ranks : {2, 3})
+    test::run_ranks(Ranks::processes, ranks, [&](Rank& rank) {
+      for (const Memory memory : {Memory::shared, Memory::local})
+        routings_travel(rank, ranks, 60, 600, memory);
+      rank.meet("over");
+    });
+}
+#if WEFT_HAVE_GLOO
+TEST(Dispatch, RowsTravelOverGloo) {
+  test::RankOptions options;
+  options.backend = "gloo";
+  test::run_ranks(
+      Ranks::threads, 3,
+      [&](Rank& rank) {
+        routings_travel(rank, 3, 40, 3, Memory::local);
+        routings_travel(rank, 3, 10, 3000, Memory::shared);
+      },
+      options);
+}
+#endif
 
 TEST(Dispatch, ATokenIsSentOnceToEachRank) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
@@ -193,44 +225,6 @@ TEST(Dispatch, Float8RowsHoldWhatTheyRoundTo) {
                      [&] { return from_float8_rows(compute, x, DType::f32); });
 }
 
-// A rank that is stopped in the middle of a dispatch: the others name it when the deadline is over.
-TEST(Dispatch, AStoppedRankIsNamed) {
-  test::RankOptions options;
-  options.deadline = std::chrono::milliseconds(700);
-  test::RankProcesses ranks(
-      3,
-      [](Rank& rank) {
-        Compute compute(rank.context);
-        const Tensor experts(rank.context, {2, 1}, DType::i32), weights(rank.context, {2, 1}),
-            x(rank.context, {2, 4});
-        experts.as<std::int32_t>()[0] = 0, experts.as<std::int32_t>()[1] = 2;
-        ProcessGroup& group = rank.group();
-        group.barrier().wait();
-        rank.meet("ready");
-        const Error e = test::error_of([&] {
-          for (;;) {
-            const ExpertChoices choices = gather_choices(compute, group, experts, weights);
-            const TokenRoutes routes(choices, rank.rank, 1, Numbers{0, 1, 2, 3});
-            const Tensor rows = routes.start_dispatch(compute, &group, x).finish();
-            routes.start_combine(compute, &group, rows).finish();
-          }
-          return 0;
-        });
-        if (rank.rank == 1) return;  // it goes on when the others are gone
-        EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
-        EXPECT_EQ(test::ranks_of(e), std::vector<int>{1});
-        rank.store->set("named by " + std::to_string(rank.rank), "1");
-      },
-      options);
-  ranks.store().get("test/met/ready", Deadline::after(std::chrono::seconds(10)));
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  ranks[1].stop();
-  for (const char* by : {"named by 0", "named by 2"})
-    EXPECT_NO_THROW(ranks.store().get(by, Deadline::after(std::chrono::seconds(10))));
-  ranks[1].resume();
-  ranks.finish({1});
-}
-
 TEST(Dispatch, RefusesByName) {
   Context context;
   const auto routes = [&](std::vector<std::int32_t> experts) {
@@ -263,32 +257,49 @@ TEST(Dispatch, RefusesByName) {
   });
 }
 
-TEST(Dispatch, AKilledRankIsNamed) {
-  test::RankProcesses ranks(3, [](Rank& rank) {
-    Compute compute(rank.context);
-    const Tensor experts(rank.context, {2, 1}, DType::i32), weights(rank.context, {2, 1}),
-        x(rank.context, {2, 4});
-    experts.as<std::int32_t>()[0] = 0, experts.as<std::int32_t>()[1] = 2;
-    ProcessGroup& group = rank.group();
-    group.barrier().wait();
-    rank.meet("ready");
-    const Error e = test::error_of([&] {
-      for (;;) {
-        const ExpertChoices choices = gather_choices(compute, group, experts, weights);
-        const TokenRoutes routes(choices, rank.rank, 1, Numbers{0, 1, 2, 3});
-        const Tensor rows = routes.start_dispatch(compute, &group, x).finish();
-        routes.start_combine(compute, &group, rows).finish();
-      }
-      return 0;
-    });
-    EXPECT_EQ(e.code(), ErrorCode::peer_lost);
-    EXPECT_EQ(test::ranks_of(e), std::vector<int>{1});
-  });
+// Rank 1 is killed, or stopped, in the middle of a dispatch. The others name it: at once, or when the
+// deadline is over.
+void expect_named(bool killed) {
+  test::RankOptions options;
+  if (!killed) options.deadline = std::chrono::milliseconds(700);
+  test::RankProcesses ranks(
+      3,
+      [&](Rank& rank) {
+        Compute compute(rank.context);
+        const Tensor experts(rank.context, {2, 1}, DType::i32), weights(rank.context, {2, 1}),
+            x(rank.context, {2, 4});
+        experts.as<std::int32_t>()[0] = 0, experts.as<std::int32_t>()[1] = 2;
+        ProcessGroup& group = rank.group();
+        group.barrier().wait();
+        rank.meet("ready");
+        const Error e = test::error_of([&] {
+          for (;;) {
+            const ExpertChoices choices = gather_choices(compute, group, experts, weights);
+            const TokenRoutes routes(choices, rank.rank, 1, Numbers{0, 1, 2, 3});
+            const Tensor rows = routes.start_dispatch(compute, &group, x).finish();
+            routes.start_combine(compute, &group, rows).finish();
+          }
+          return 0;
+        });
+        if (rank.rank == 1) return;  // a stopped rank goes on when the others are gone
+        EXPECT_EQ(e.code(), killed ? ErrorCode::peer_lost : ErrorCode::timeout) << e.what();
+        EXPECT_EQ(test::ranks_of(e), std::vector<int>{1});
+        rank.store->set("named by " + std::to_string(rank.rank), "1");
+      },
+      options);
   ranks.store().get("test/met/ready", Deadline::after(std::chrono::seconds(10)));
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // in the middle of a pass
-  ranks[1].kill(SIGKILL);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  if (killed)
+    ranks[1].kill(SIGKILL);
+  else
+    ranks[1].stop();
+  for (const char* by : {"named by 0", "named by 2"})
+    EXPECT_NO_THROW(ranks.store().get(by, Deadline::after(std::chrono::seconds(10))));
+  if (!killed) ranks[1].resume();
   ranks.finish({1});
 }
+TEST(Dispatch, AKilledRankIsNamed) { expect_named(true); }
+TEST(Dispatch, AStoppedRankIsNamed) { expect_named(false); }
 
 }  // namespace
 }  // namespace weft::dispatch_test

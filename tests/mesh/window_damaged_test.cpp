@@ -182,6 +182,49 @@ TEST_F(WindowDamaged, TheBoxes) {
   check(c, boxes([](Slot& s) { s.boxes[3] = -(std::int64_t{1} << 30); }), text + "the place of field 0 is ");
 }
 
+// A box gets indices that its sender has not, behind the end of the segment; or more than a slot holds.
+TEST_F(WindowDamaged, TheIndicesOfABox) {
+  for (const auto& [elements, text] :
+       {std::pair{std::int64_t{2000}, "the place of field 0 is "},
+        {static_cast<std::int64_t>(shm::kListNumbers) + 1,
+         "what a slot holds is places of boxes with many indices; expected packed bytes"}})
+    run_ranks(Ranks::processes, 2, [&](Rank& r) {
+      ExchangePlan plan;
+      plan.fields = {DType::f64};
+      plan.sends = plan.receives = {{1 - r.rank, {{0, 0, {elements}, {1}}}}};
+      const Tensor in = Tensor::zeros(r.context, {elements}, DType::f64, Memory::shared),
+                   out = Tensor::zeros(r.context, {elements}, DType::f64, Memory::shared);
+      const ExchangeField field{in.data(), out.data()};
+      PersistentExchange exchange = r.group().make_exchange(plan);
+      for (int i = 0; i < 2; ++i) exchange.start({&field, 1}).wait();
+      r.meet("exchanged");
+      try {
+        Work work;
+        if (r.rank == 1) {
+          work = exchange.start({&field, 1});
+          shm::Ring* const all = ring(r);
+          ASSERT_NE(all, nullptr);
+          Slot& slot = all->slots[2];
+          ASSERT_EQ(slot.holds, Holds::in_place);
+          slot.boxes_id = 4711;
+          slot.boxes[0] = shm::kListed;
+          std::memset(slot.apart, 0xff, sizeof(slot.apart));
+        }
+        r.meet("damaged");
+        if (r.rank == 0) work = exchange.start({&field, 1});
+        work.wait();
+        if (r.rank == 0) ADD_FAILURE() << "no error; expected one with: " << text;
+      } catch (const Error& e) {
+        if (r.rank == 0) {
+          EXPECT_THAT(e.what(),
+                      HasSubstr(std::string("rank 1's words in shared memory are damaged: ") + text));
+          EXPECT_EQ(name(e.code()), name(ErrorCode::corrupt)) << e.what();
+        }
+      }
+      r.meet("told");
+    });
+}
+
 TEST_F(WindowDamaged, TheAddressOfAFieldThatTheKernelReads) {
   check(
       {kMany, Memory::local, false, "pull"},

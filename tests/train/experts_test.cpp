@@ -148,6 +148,27 @@ TEST(ExpertParallel, AllTokensToOneExpertAndRanksWithoutAny) {
     });
 }
 
+// Capacity of each rank's own tokens: the report has the dropped choices of all ranks.
+TEST(ExpertParallel, DroppedChoicesAreCountedOnAllRanks) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    Both both(rank, config(8, {.capacity = Capacity::per_choice_and_rank, .capacity_factor = 0.5}),
+              mesh_of(2, 2, 1));
+    const Tensor x = normal_tensor(rank.context, {8, 5, 12}, "x");
+    std::int64_t dropped = 0;
+    for (std::int64_t part = 0; part < 4; ++part) {
+      Frame frame(both.compute, {.seed = 1, .step = 0});
+      both.serial.forward(x.slice_flat(part * 2 * 5 * 12, {2, 5, 12}), frame);
+      dropped += both.serial.router.report().dropped;
+      frame.clear();
+    }
+    EXPECT_GT(dropped, 0);
+    Frame frame(both.compute, {.seed = 1, .step = 0});
+    both.parallel.forward(both.part(x), frame);
+    EXPECT_EQ(both.parallel.router.report().dropped, dropped);
+    frame.clear();
+  });
+}
+
 // The second run of a layer keeps the choice of the first: nothing is routed, counted or gathered again, and
 // results have the same bits.
 TEST(ExpertParallel, ActivationCheckpointingKeepsTheRouting) {

@@ -59,15 +59,20 @@ class TokenRoutes {
   /// The token of each row: its number among the tokens of all ranks, in the order of the ranks.
   std::span<const std::int64_t> row_tokens() const noexcept { return row_tokens_; }
   /// Rows that this rank sends to other ranks and receives from them, of one dispatch.
-  std::int64_t sent_rows() const noexcept;
-  std::int64_t received_rows() const noexcept;
+  std::int64_t sent_rows() const noexcept { return rows_in(sent_tokens_); }
+  std::int64_t received_rows() const noexcept { return rows_in(came_rows_); }
 
   /// Begins to send x: (tokens, width) to the experts. The result is (rows, width): one row for each choice
-  /// of an expert of this rank. Any dtype. `group` has the ranks of the choices; null if there is one.
-  /// Collective: one all_to_all_v of what other ranks need. Nobody may write x before finish().
+  /// of an expert of this rank. Any dtype. `group` has the ranks of the choices; null if there is one. Nobody
+  /// may write x before finish(), and this TokenRoutes must exist until then.
+  ///
+  /// Collective: one exchange (ExchangePlan) with all ranks of the group. If x is in Memory::shared, a rank
+  /// of the same host reads the rows at their places in x, and writes them to their places in the result.
+  /// Otherwise the transport packs the rows that travel. Throws mismatch that names the ranks if two of them
+  /// count the rows between them differently.
   Transfer start_dispatch(Compute& compute, ProcessGroup* group, const Tensor& x) const;
-  /// Begins to send rows: (rows, width) back. The result is (choices that were not dropped, width), in an
-  /// order of its own, which weighted_sum() and row_products() know.
+  /// Begins to send rows: (rows, width) back, like start_dispatch(). The result is (choices that were not
+  /// dropped, width), in an order of its own, which weighted_sum() and row_products() know.
   Transfer start_combine(Compute& compute, ProcessGroup* group, const Tensor& rows) const;
 
   /// y = the sum of weight · result over the choices of each token, in the order of the choices, in f32.
@@ -79,24 +84,32 @@ class TokenRoutes {
   void row_products(const Tensor& results, const Tensor& dy, const TensorView& dweights) const;
 
  private:
+  using RowsByRank = std::vector<std::vector<std::int64_t>>;
+  static std::int64_t rows_in(const RowsByRank& lists) noexcept {
+    std::size_t count = 0;
+    for (const auto& list : lists) count += list.size();
+    return static_cast<std::int64_t>(count);
+  }
+  Work exchanged(ProcessGroup& group, const ExchangePlan& plan, const Tensor& in, const Tensor& out) const;
   std::int64_t tokens_;
   int top_k_, ranks_, rank_;
-  std::vector<std::int64_t> offsets_;                       // by expert of this rank
-  std::vector<std::int64_t> row_tokens_;                    // by row
-  std::vector<float> row_weights_;                          // by row
-  std::vector<std::int64_t> sent_tokens_;                   // tokens to send to other ranks, by rank
-  std::vector<std::int64_t> send_counts_, receive_counts_;  // rows of a dispatch, by rank
-  std::vector<std::int64_t> source_;       // by row: which received row; ~t: this rank's token t
-  std::vector<std::int64_t> returned_;     // rows to send back to other ranks, by rank
-  std::vector<std::int64_t> own_results_;  // rows of this rank's own tokens, in their order
-  std::vector<std::int64_t> return_counts_, result_counts_;  // rows of a combine, by rank
-  std::vector<std::int64_t> result_of_;  // by choice of this rank: which row of the results; -1: dropped
+  std::vector<std::int64_t> offsets_;     // by expert of this rank
+  std::vector<std::int64_t> row_tokens_;  // by row
+  std::vector<float> row_weights_;        // by row
+  // For each rank of the group: the rows here whose results go there, by token and choice. For each other
+  // rank: the tokens of this rank to send there, and the row here of each token that comes from there.
+  RowsByRank returned_rows_, sent_tokens_, came_rows_;
+  std::vector<std::int64_t> own_tokens_;  // of each row in returned_rows_ of this rank itself
+  // Rows of tokens of other ranks with several experts here: which of them is a copy of which.
+  std::vector<std::int64_t> copied_from_, copied_to_;
+  std::vector<std::int64_t> first_results_;  // the results from each rank begin there; the number of all
+  std::vector<std::int64_t> result_of_;      // by choice of this rank: which row of the results; -1: dropped
 };
 
 /// The rows of x, (rows, width) in f32 or bf16, as bytes that travel in a dispatch: (rows, width + 4) of u8.
 /// A row is the codes of f8e4m3 of its elements times the row's scale, then this scale, a power of two
 /// (float8::scale_of()).
-Tensor to_float8_rows(Compute& compute, const Tensor& x);
+Tensor to_float8_rows(Compute& compute, const Tensor& x, Memory memory = Memory::local);
 /// The values of such rows: code / scale, in f32 or bf16, which hold each of them exactly.
 Tensor from_float8_rows(Compute& compute, const Tensor& rows, DType dtype);
 

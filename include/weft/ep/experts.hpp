@@ -76,6 +76,9 @@ class Experts : public Module {
   /// The layout of the tokens that the rows are from: gradients of weights are Partial on the axes that split
   /// it, except those that split the experts. MoE calls it before each pass.
   void set_tokens_layout(LayoutRef x) { tokens_layout_ = std::move(x); }
+  /// Where outputs and gradients of rows lie: in shared memory other ranks read them in place. MoE calls it
+  /// before each pass.
+  void set_rows_memory(Memory memory) { rows_memory_ = memory; }
   ShardRule shard_rule(Split split) const override;
   bool has_exact_rule() const override { return typeid(*this) == typeid(Experts); }
 
@@ -85,6 +88,7 @@ class Experts : public Module {
   LayoutRef gradient_layout(const Parameter& p) const;
   ExpertKind kind_;
   LayoutRef tokens_layout_;
+  Memory rows_memory_ = Memory::local;
 };
 
 }  // namespace weft

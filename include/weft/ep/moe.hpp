@@ -51,9 +51,9 @@ struct MoEConfig {
 /// Expert parallel (apply_expert_parallel): the axis that splits the experts also splits samples. Tokens
 /// travel to the ranks of their experts and back, each token once to each of these ranks; the shared expert
 /// computes meanwhile. Collectives of a pass: one all-gather over the axes that split samples (Router), one
-/// of the choices and two all_to_all_v over the expert axis forward, two all_to_all_v backward, whatever is
-/// routed. Every gradient is the contribution of this rank's tokens, so that losses must be divided by
-/// global numbers of tokens, as everywhere in weft; nothing is scaled by the number of expert ranks.
+/// of the choices and two exchanges over the expert axis forward, two exchanges backward, whatever is routed.
+/// Every gradient is the contribution of this rank's tokens, so that losses must be divided by global numbers
+/// of tokens, as everywhere in weft; nothing is scaled by the number of expert ranks.
 class MoE : public Module {
  public:
   /// Throws the errors of MoEConfig::check() and Router.

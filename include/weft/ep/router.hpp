@@ -122,7 +122,7 @@ struct RouterReport {
 /// tokens: this rank's, in row-major order.
 ///
 /// x may be split in its first dimension only. The ranks along these axes share counts and losses: one
-/// all-gather of 5 + 2 · experts numbers, in each forward pass, whatever is chosen. If a logit is not finite
+/// all-gather of 6 + 2 · experts numbers, in each forward pass, whatever is chosen. If a logit is not finite
 /// on any rank, all of these ranks throw bad_argument: `"layers.0.mlp.router": the logits of token 17 on dp
 /// rank 1 are not finite`. Losses and capacity are those of the global batch, so they do not depend on the
 /// mesh.

@@ -17,9 +17,10 @@ namespace weft::shm {
 /// A digest of the constants that decide which path a call takes.
 constexpr std::uint64_t digest_of_paths() noexcept {
   Fnv1a hash;
-  for (const std::int64_t bytes : {kAskedAhead, kExposedFrom, kHelpFrom, kStreamFrom, kNoLimit, kFewBytes,
-                                   kPackedBytes, kPackedOnSharedCores, kMeasuredBytes, kKernelBytes, kLongRun,
-                                   kScatteredRun, kStreamedBytes, kStreamedRun})
+  for (const std::int64_t bytes :
+       {kAskedAhead, kExposedFrom, kHelpFrom, kStreamFrom, kNoLimit, kFewBytes, kPackedBytes,
+        kPackedOnSharedCores, kMeasuredBytes, kKernelBytes, kLongRun, kScatteredRun, kStreamedBytes,
+        kStreamedRun, static_cast<std::int64_t>(kListNumbers), kListed})
     hash.add(static_cast<std::uint64_t>(bytes));
   const auto add = [&](SizeRange range) { hash.add(digest_of(range.from, range.to)); };
   for (const SingleCopyRow& r : kSingleCopy) {

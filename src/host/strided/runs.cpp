@@ -60,7 +60,7 @@ WEFT_CPU_CLONES(void, copy_long,
                 (in, out, count, in_step, out_step, run)) {
   using Line = long long __attribute__((vector_size(64), aligned(1), may_alias));
   constexpr std::int64_t kLine = sizeof(Line);
-  constexpr std::int64_t kLongest = 16 << 10;  // beyond this length memcpy is faster
+  constexpr std::int64_t kLongest = 8 << 10;  // beyond this length memcpy is faster
   if (run >= kLongest) {
     for (std::int64_t i = 0; i < count; ++i, in += in_step, out += out_step)
       std::memcpy(out, in, static_cast<std::size_t>(run));

@@ -15,14 +15,15 @@ const std::vector<std::string> kDispatches = {"128x7168", "2048x1024"}, kLayers 
 
 std::string parts_of_experts(const Contest& contest, const Contestant& ours, bool markdown) {
   std::vector<std::vector<std::string>> dispatches = {{"case", "dispatch us", "bare us", "ratio",
-                                                       "combine us"}},
+                                                       "combine us", "ratio", "travel us", "local us"}},
                                         layers = {{"case", "step us", "dense us", "ratio"}};
   for (std::size_t k = 0; k < contest.cases().size(); ++k) {
     const auto& row = ours.cell(k)->row;
     const auto number = [&](const char* key) { return digits(row.value(key, 0.0)); };
     if (row.contains("bare_us"))
-      dispatches.push_back(
-          {contest.cases()[k], number("median_us"), number("bare_us"), number("over"), number("combine_us")});
+      dispatches.push_back({contest.cases()[k], number("median_us"), number("bare_us"), number("over"),
+                            number("combine_us"), number("combine_over"), number("travel_us"),
+                            number("local_us")});
     else
       layers.push_back({contest.cases()[k], number("median_us"), number("dense_us"), number("over")});
   }

@@ -198,6 +198,7 @@ class Exchanges {
   void pack_few(const Flight& f, Slot& slot, RingEnd& end, const Traffic& t);
   void pack_many(const Flight& f, Slot& slot, Out& o, const Traffic& t);
   bool name_places(Flight& f, Out& o, Traffic& t);
+  static void write_lists(const ExchangeProgram::Side& side, Slot& slot) noexcept;
   const std::array<Buffer, kMostPlaces>* find_places(Flight& f, Out& o, Traffic& t);
   bool find_shared(const Flight& f, const Traffic& t, std::array<Buffer, kMostPlaces>& places);
   bool kernel_reaches(const Flight& f, Traffic& t, std::array<Buffer, kMostPlaces>& places);

@@ -40,13 +40,17 @@ Planned::Planned(const ExchangePlan& plan, int rank) : program(plan, rank) {
   for (const ExchangeProgram::Side& side : program.sends) {
     Traffic& t = to.emplace_back(side);
     find_moves(t);
-    std::size_t numbers = 0;
-    for (const ExchangeProgram::Box& b : side.boxes) numbers += 2 + static_cast<std::size_t>(b.counts.rank());
-    // A slot has no room for lists, so boxes with lists are packed.
-    const bool listed =
-        std::any_of(side.boxes.begin(), side.boxes.end(), [](const auto& b) { return b.list != nullptr; });
-    t.nameable =
-        t.bytes > kPackedBytes && program.fields.size() <= kMostPlaces && numbers <= kBoxNumbers && !listed;
+    std::size_t numbers = 0, indices = 0;
+    bool short_indices = true;
+    for (const ExchangeProgram::Box& b : side.boxes) {
+      numbers += 2 + static_cast<std::size_t>(b.counts.rank());
+      if (b.list == nullptr) continue;
+      t.listed = true;
+      indices += static_cast<std::size_t>(b.counts[0]);
+      short_indices &= *std::max_element(b.list, b.list + b.counts[0]) <= UINT32_MAX;
+    }
+    t.nameable = t.bytes > kPackedBytes && program.fields.size() <= kMostPlaces && numbers <= kBoxNumbers &&
+                 indices <= kListNumbers && short_indices;
     t.scattered = t.bytes < kScatteredRun * side.runs;
   }
   for (const ExchangeProgram::Side& side : program.receives) {

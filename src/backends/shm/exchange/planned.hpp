@@ -33,6 +33,7 @@ struct Traffic {
     Loops loops;
     std::int64_t from, to, elements, element;
     std::array<std::int64_t, Dims::kMaxDims> steps;  // of the other rank
+    const std::int64_t* list;                        // of the other rank, in joint_lists; null: none
   };
   struct Run {
     std::size_t field;
@@ -49,6 +50,7 @@ struct Traffic {
   std::int64_t at = 0;  ///< if received: its place in the memory for all received bytes
   /// Whether a slot has room for its fields and boxes, and there are more bytes than are always packed.
   bool nameable = false;
+  bool listed = false;  ///< if sent: a box has indices
   /// Whether the runs are so short that a system call takes longer.
   bool short_runs;
   /// Whether the runs are so short that packing may be faster even if the receiver reaches the memory.
@@ -89,7 +91,8 @@ struct Traffic {
   // number.
   std::uint64_t joint_id = 0, pieces_id = 0;
   std::vector<Joint> joint{};
-  std::vector<Run> joint_runs{};  // the copies if each of them is one run
+  std::vector<Run> joint_runs{};                         // the copies if each of them is one run
+  std::vector<std::vector<std::int64_t>> joint_lists{};  // the indices of the other rank's boxes
   // for each field: the bytes that are read from the other rank's field
   std::vector<ExchangeProgram::Span> joint_spans{};
   std::vector<Piece> there{}, here{};  // the runs for copies by the kernel

@@ -42,22 +42,30 @@ class Boxes {
     std::int64_t offset = 0;
     std::array<std::int64_t, Dims::kMaxDims> steps{};
     ExchangeProgram::Span span{};  // the bytes of the box, from the beginning of the field
+    std::vector<std::int64_t> indices{};
+    const std::int64_t* list() const noexcept { return indices.empty() ? nullptr : indices.data(); }
   };
   Boxes(const Slot& slot, const Traffic& t) : slot_(slot), rank_(t.peer) {}
 
   There next(const ExchangeProgram::Box& b) {
-    const auto field = static_cast<std::uint64_t>(number());
-    if (field != b.field)
+    const std::int64_t field = number();
+    const bool listed = field == (static_cast<std::int64_t>(b.field) | kListed) && b.counts.rank() > 0;
+    if (!listed && field != static_cast<std::int64_t>(b.field))
       throw Error(damaged(rank_, "the field of a box", field, fmt::format("{}", b.field)));
     There there;
+    if (listed) there.indices = list(b.counts[0]);
     there.offset = there.span.low = number();
     bool bad = __builtin_add_overflow(there.offset, b.element, &there.span.high);
     for (int d = 0; d < b.counts.rank(); ++d) {
       const std::int64_t step = there.steps[static_cast<std::size_t>(d)] = number();
-      std::int64_t far = 0;
-      bad |= __builtin_mul_overflow(b.counts[d] - 1, step, &far);
-      std::int64_t& end = far < 0 ? there.span.low : there.span.high;
-      bad |= __builtin_add_overflow(end, far, &end);
+      std::int64_t first = 0, last = b.counts[d] - 1;
+      if (d == 0 && listed) {
+        const auto [least, most] = std::minmax_element(there.indices.begin(), there.indices.end());
+        first = *least, last = *most;
+      }
+      bad |= __builtin_mul_overflow(first, step, &first) || __builtin_mul_overflow(last, step, &last);
+      bad |= __builtin_add_overflow(there.span.low, std::min(first, last), &there.span.low);
+      bad |= __builtin_add_overflow(there.span.high, std::max(first, last), &there.span.high);
     }
     if (bad || there.span.low < -kMost || there.span.high > kMost)
       throw Error(damaged(rank_, "the place of a box", fmt::format("offset {}", there.offset),
@@ -72,9 +80,19 @@ class Boxes {
       throw Error(damaged(rank_, "what a slot holds", "places of many boxes", "packed bytes"));
     return read_once(slot_.boxes[next_++]);
   }
+  // The indices are copied before they are checked, because the other rank could change them.
+  std::vector<std::int64_t> list(std::int64_t count) {
+    if (count > static_cast<std::int64_t>(kListNumbers - next_index_))
+      throw Error(damaged(rank_, "what a slot holds", "places of boxes with many indices", "packed bytes"));
+    std::vector<std::uint32_t> numbers(static_cast<std::size_t>(count));
+    std::memcpy(numbers.data(), slot_.apart + next_index_ * sizeof(numbers[0]),
+                numbers.size() * sizeof(numbers[0]));
+    next_index_ += numbers.size();
+    return {numbers.begin(), numbers.end()};
+  }
   const Slot& slot_;
   const int rank_;
-  std::size_t next_ = 0;
+  std::size_t next_ = 0, next_index_ = 0;
 };
 
 }  // namespace
@@ -294,7 +312,7 @@ bool Exchanges::read(Flight& f, In& in, Traffic& t, const Slot& slot) {
     Boxes boxes(slot, t);
     for (const ExchangeProgram::Box& b : t.side->boxes) {
       const Boxes::There there = boxes.next(b);
-      add_pieces(b.counts, there.steps, nullptr, b.element, b.field, there.offset, t.there);
+      add_pieces(b.counts, there.steps, there.list(), b.element, b.field, there.offset, t.there);
       add_pieces(b.counts, b.steps, b.list, b.element, b.field, b.offset, t.here);
     }
     t.pieces_id = id;
@@ -349,21 +367,24 @@ void Exchanges::find_joint(const Flight& f, const Slot& slot, Traffic& t) const 
   const ExchangeProgram& program = f.planned.program;
   t.joint.clear();
   t.joint_runs.clear();
+  t.joint_lists.clear();
   t.joint_id = 0;
   t.joint_spans.assign(program.fields.size(), {INT64_MAX, INT64_MIN});
   Boxes boxes(slot, t);
   for (const ExchangeProgram::Box& b : t.side->boxes) {
-    const Boxes::There there = boxes.next(b);
+    Boxes::There there = boxes.next(b);
+    const std::int64_t* const list = there.list();
+    t.joint_lists.push_back(std::move(there.indices));
     const std::int64_t times = program.adds ? program.sums[b.field].widen : 1;
     Loops loops(static_cast<std::size_t>(b.element));
-    if (b.counts.rank() > 0) loops.add_list(b.counts[0], nullptr, there.steps[0], b.list, b.steps[0] * times);
+    if (b.counts.rank() > 0) loops.add_list(b.counts[0], list, there.steps[0], b.list, b.steps[0] * times);
     for (int d = 1; d < b.counts.rank(); ++d)
       loops.add(b.counts[d], there.steps[static_cast<std::size_t>(d)],
                 b.steps[static_cast<std::size_t>(d)] * times);
     ExchangeProgram::Span& span = t.joint_spans[b.field];
     span = {std::min(span.low, there.span.low), std::max(span.high, there.span.high)};
     const std::int64_t to = program.adds ? program.sums[b.field].place(b.offset) : b.offset;
-    t.joint.push_back({b.field, loops, there.offset, to, b.elements, b.element, there.steps});
+    t.joint.push_back({b.field, loops, there.offset, to, b.elements, b.element, there.steps, list});
   }
   for (const Traffic::Joint& j : t.joint)
     if (const std::int64_t bytes = j.loops.one_piece(); bytes > 0)
@@ -404,7 +425,8 @@ bool Exchanges::pack_there(Flight& f, In& in, Traffic& t, const Slot& slot) {
     const ExchangeProgram::Box& b = t.side->boxes[in.cursor.box];
     const Strides packed = row_major(b.counts);
     Loops loops(static_cast<std::size_t>(b.element));
-    for (int d = 0; d < b.counts.rank(); ++d)
+    if (b.counts.rank() > 0) loops.add_list(b.counts[0], j.list, j.steps[0], nullptr, packed[0] * b.element);
+    for (int d = 1; d < b.counts.rank(); ++d)
       loops.add(b.counts[d], j.steps[static_cast<std::size_t>(d)], packed[d] * b.element);
     const std::byte* const from = place_of(slot, t, j.field) + j.from;
     std::byte* const to = f.came.data() + t.at + b.at;

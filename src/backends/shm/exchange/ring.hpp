@@ -21,6 +21,10 @@ inline constexpr std::int64_t kSlotBytes = 32 << 10;  ///< packed bytes in one s
 inline constexpr std::int64_t kBesideBytes = 32;      ///< packed bytes in a slot's first line
 /// room for the numbers that describe boxes, if a slot names memory
 inline constexpr std::size_t kBoxNumbers = 1024;
+/// room for the indices of these boxes: 32-bit numbers, in the place of packed bytes
+inline constexpr std::size_t kListNumbers = kSlotBytes / sizeof(std::uint32_t);
+/// In the number of a box's field: the box has indices.
+inline constexpr std::int64_t kListed = std::int64_t{1} << 32;
 /// the length of the text that describes a slot's contents
 inline constexpr std::size_t kAboutBytes = 192;
 /// the measurements of a ring that the sender may request at a time
@@ -28,8 +32,9 @@ inline constexpr std::size_t kTimings = 32;
 inline constexpr std::size_t kMostPlaces = 32;  ///< fields whose memory a slot may name
 
 /// The contents of a slot. `packed`: at most kSlotBytes packed bytes, and perhaps more in the slots behind
-/// it. `in_place`: `places` and `boxes` give the places of the bytes. `by_kernel`: like `in_place`, but the
-/// receiver reaches the bytes only through the kernel.
+/// it. `in_place`: `places` and `boxes` give the places of the bytes, and `apart` has the indices of boxes,
+/// one box after the other. `by_kernel`: like `in_place`, but the receiver reaches the bytes only through the
+/// kernel.
 enum class Holds : std::uint16_t { packed, in_place, by_kernel };
 
 /// Slot number k (from 0) is in place k mod kExchangeSlots. The sender writes it, its first cache line
@@ -45,7 +50,7 @@ struct alignas(64) Slot {
   std::uint16_t timing;
   /// The first packed bytes, if they are few: they arrive with the head.
   alignas(kBesideBytes) std::byte beside[kBesideBytes];
-  alignas(64) std::byte apart[kSlotBytes];  ///< all other packed bytes, on separate lines
+  alignas(64) std::byte apart[kSlotBytes];  ///< all other packed bytes, on separate lines; or indices
   alignas(64) std::uint64_t boxes_id;       ///< the sender's number for the boxes that are in `boxes`
   Buffer places[kMostPlaces];               ///< the place of each field
   alignas(64) char about[kAboutBytes];      ///< the description of the exchange in words

@@ -212,6 +212,16 @@ void Exchanges::pack_many(const Flight& f, Slot& slot, Out& o, const Traffic& t)
                 });
 }
 
+// Always writes them, because packed bytes of another exchange may have taken their place in the slot.
+void Exchanges::write_lists(const ExchangeProgram::Side& side, Slot& slot) noexcept {
+  std::byte* to = slot.apart;
+  for (const ExchangeProgram::Box& b : side.boxes)
+    for (std::int64_t i = 0; b.list != nullptr && i < b.counts[0]; ++i, to += sizeof(std::uint32_t)) {
+      const auto index = static_cast<std::uint32_t>(b.list[i]);
+      std::memcpy(to, &index, sizeof(index));
+    }
+}
+
 // Names the memory of the fields in the next slot. Returns false if they must be packed.
 bool Exchanges::name_places(Flight& f, Out& o, Traffic& t) {
   const std::array<Buffer, kMostPlaces>* const places = find_places(f, o, t);
@@ -224,11 +234,12 @@ bool Exchanges::name_places(Flight& f, Out& o, Traffic& t) {
     known = slot.boxes_id = p.boxes_id;
     std::int64_t* to = slot.boxes;
     for (const ExchangeProgram::Box& b : t.side->boxes) {
-      *to++ = static_cast<std::int64_t>(b.field);
+      *to++ = static_cast<std::int64_t>(b.field) | (b.list != nullptr ? kListed : 0);
       *to++ = b.offset;
       for (int d = 0; d < b.counts.rank(); ++d) *to++ = b.steps[static_cast<std::size_t>(d)];
     }
   }
+  if (t.listed) write_lists(*t.side, slot);
   for (std::size_t i = 0; i < p.program.fields.size(); ++i)
     if (std::memcmp(&slot.places[i], &(*places)[i], sizeof(Buffer)) != 0) slot.places[i] = (*places)[i];
   publish(end);
