@@ -42,9 +42,10 @@ int main(int argc, char** argv) {
   const auto elements = static_cast<std::size_t>(count);
   std::vector<float> x(elements), copy(elements), amax(static_cast<std::size_t>(rows)),
       of_columns(static_cast<std::size_t>(columns));
-  std::vector<bf16> half(elements);
+  std::vector<bf16> half(elements), narrow(elements);
   std::vector<std::uint8_t> codes(elements);
   RandomStream(1, "float8_bench").normal(0, count, x.data());
+  for (std::size_t i = 0; i < elements; ++i) narrow[i] = bf16(x[i]);
   TensorView to = view(codes.data(), shape);
   to.dtype = DType::f8e4m3;
   TensorView to_e5m2 = to;
@@ -93,8 +94,20 @@ int main(int argc, char** argv) {
   });
   row("f32 to codes of e5m2, tensorwise", 5,
       [&] { float8::quantise(ctx, from, Granularity::tensorwise, by_row.data(), to_e5m2); });
+  const ConstTensorView from_bf16 = view(narrow.data(), shape);
+  row("amax of bf16, tensorwise", 2,
+      [&] { float8::amax(ctx, from_bf16, Granularity::tensorwise, amax.data()); });
+  row("amax of bf16, columnwise", 2,
+      [&] { float8::amax(ctx, from_bf16, Granularity::columnwise, of_columns.data()); });
   row("bf16 to codes, tensorwise", 3,
-      [&] { float8::quantise(ctx, values, Granularity::tensorwise, by_row.data(), to); });
+      [&] { float8::quantise(ctx, from_bf16, Granularity::tensorwise, by_row.data(), to); });
+  row("bf16 to codes, rowwise", 3,
+      [&] { float8::quantise(ctx, from_bf16, Granularity::rowwise, by_row.data(), to); });
+  row("bf16 to codes, columnwise", 3,
+      [&] { float8::quantise(ctx, from_bf16, Granularity::columnwise, by_column.data(), to); });
+  row("bf16 to values in bf16, tensorwise", 4, [&] {
+    float8::quantise_to_bf16(ctx, from_bf16, Granularity::tensorwise, by_row.data(), DType::f8e4m3, values);
+  });
   row("codes to bf16", 3, [&] { float8::widen(ctx, to, values); });
   row("codes to f32", 5, [&] { float8::widen(ctx, to, view(copy.data(), shape)); });
   const double rate_of_copy = 8 * bytes / copied / 1e9;

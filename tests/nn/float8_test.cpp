@@ -142,19 +142,71 @@ TEST_P(Float8Numbers, TenMillionRandomValues) {
   }
 }
 
+// All values of bf16, in order and mixed, so that some blocks have values that are cut off, or NaNs, and
+// others have none; with scales that are powers of two, that are not, and that leave hardly any value in the
+// range of the format.
 TEST_P(Float8Numbers, Bf16CastsAsTheSameF32) {
   KernelContext ctx(1);
-  std::vector<float> x;
   std::vector<bf16> half;
-  for (std::uint32_t bits = 0; bits < 65536; ++bits) {
+  for (std::uint32_t bits = 0; bits < 65536; ++bits)
     half.push_back(bf16::from_bits(static_cast<std::uint16_t>(bits)));
-    x.push_back(static_cast<float>(half.back()));
+  std::mt19937_64 random(17);
+  for (int i = 0; i < 70'000; ++i)  // most of them small
+    half.push_back(bf16::from_bits(static_cast<std::uint16_t>(random() % (i % 5000 == 0 ? 65536 : 0x3c00))));
+  std::vector<float> x;
+  for (const bf16 h : half) x.push_back(static_cast<float>(h));
+  const auto count = static_cast<std::int64_t>(x.size());
+  std::vector<float> scales{0.37F,          1.0F,     0x1p-7F, 448 / 3.0F, 57344 / 7.0F, 4.48e14F,
+                            0x1.fffffep40F, 0x1p-70F, 0x1p89F, 0x1p95F,    0x1p-95F,     0x1p126F,
+                            0x1p-126F,      -0.37F,   0.0F,    kInf,       kQuiet};
+  for (int i = 0; i < 20; ++i) scales.push_back(std::exp2(static_cast<float>(random() % 4096) / 128 - 16));
+  for (const float scale : scales) {
+    std::vector<std::uint8_t> codes(x.size());
+    float8::quantise(ctx, view(half.data(), count), Granularity::tensorwise, &scale,
+                     codes_view(codes, GetParam(), {count}));
+    ASSERT_EQ(codes, quantised(ctx, x, GetParam(), scale)) << scale;
   }
-  const float scale = 0.37F;
-  std::vector<std::uint8_t> codes(x.size());
-  float8::quantise(ctx, view(half.data(), 65536), Granularity::tensorwise, &scale,
-                   codes_view(codes, GetParam(), {65536}));
-  EXPECT_EQ(codes, quantised(ctx, x, GetParam(), scale));
+}
+
+// Rows that are taken together and rows that remain; magnitudes of bf16 are those of the same f32.
+TEST(Float8Amax, OfBf16IsThatOfTheSameF32) {
+  std::mt19937_64 random(18);
+  for (const int threads : {1, 2})
+    for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 1},
+                                        {7, 200},
+                                        {67, 129},
+                                        {8, 4096},
+                                        {300, 64},
+                                        {0, 3},
+                                        {16, 1100}}) {
+      KernelContext ctx(threads);
+      std::vector<bf16> half;
+      std::vector<float> x;
+      for (std::int64_t i = 0; i < rows * columns; ++i) {
+        half.push_back(bf16::from_bits(static_cast<std::uint16_t>(random() % 0xff80)));
+        x.push_back(static_cast<float>(half.back()));
+      }
+      for (const Granularity g : {Granularity::tensorwise, Granularity::rowwise, Granularity::columnwise}) {
+        const Shape shape{rows, columns};
+        const auto groups = static_cast<std::size_t>(float8::scale_count(shape, g));
+        std::vector<float> of_half(groups), of_f32(groups), expected(groups, 0);
+        float8::amax(ctx, view(half.data(), shape), g, of_half.data());
+        float8::amax(ctx, view(x.data(), shape), g, of_f32.data());
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          const std::size_t at = g == Granularity::tensorwise ? 0
+                                 : g == Granularity::rowwise  ? i / static_cast<std::size_t>(columns)
+                                                              : i % static_cast<std::size_t>(columns);
+          if (!std::isnan(expected[at]) && !(std::abs(x[i]) <= expected[at])) expected[at] = std::abs(x[i]);
+        }
+        for (std::size_t i = 0; i < groups; ++i) {
+          ASSERT_EQ(std::bit_cast<std::uint32_t>(of_half[i]), std::bit_cast<std::uint32_t>(of_f32[i]));
+          ASSERT_EQ(std::isnan(of_half[i]), std::isnan(expected[i]));
+          if (!std::isnan(expected[i])) {
+            ASSERT_EQ(of_half[i], expected[i]);
+          }
+        }
+      }
+    }
 }
 
 std::vector<float> random_matrix(std::size_t count, unsigned seed) {

@@ -20,9 +20,6 @@ namespace {
 using kernels::KernelContext;
 using kernels::cpu::parallel_for;
 
-WEFT_INLINE inline float f32_of(float x) { return x; }
-WEFT_INLINE inline float f32_of(bf16 x) { return static_cast<float>(x); }
-
 // The fastest table that cpu_isa() allows.
 const Casts& casts() {
   static const Casts& best = [&]() -> const Casts& {
@@ -35,47 +32,54 @@ const Casts& casts() {
 }
 
 // Magnitudes rise with their bits, and those of NaNs are above all others: one maximum of integers, in any
-// order, finds the largest magnitude or a NaN.
+// order, finds the largest magnitude or a NaN. The integers are as wide as T.
+WEFT_INLINE inline std::int32_t magnitude_bits(float x) { return bits_of(x) & kMagnitude; }
+WEFT_INLINE inline std::int16_t magnitude_bits(bf16 x) { return static_cast<std::int16_t>(x.bits & 0x7fff); }
+template <class T>
+using MagnitudeBits = decltype(magnitude_bits(T()));
+template <class T>
+constexpr int kBitsBelow = 32 - 8 * static_cast<int>(sizeof(T));  // the bits of f32 that T lacks
+
 template <class T>
 WEFT_INLINE inline std::int32_t largest_magnitude(const T* x, std::int64_t n) {
   // As the casts do, asks for memory two pages ahead.
   constexpr std::int64_t kBlock = 256, kLine = 64 / sizeof(T), kAhead = 8192 / sizeof(T);
-  std::int32_t most = 0;
-  const auto raise = [&](std::int64_t begin, std::int64_t end) WEFT_INLINE {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const std::int32_t m = bits_of(f32_of(x[i])) & kMagnitude;
-      most = m > most ? m : most;
-    }
+  const auto largest = [&](std::int64_t begin, std::int64_t end) WEFT_INLINE {
+    MagnitudeBits<T> found = 0;  // no block waits for the one before
+    for (std::int64_t i = begin; i < end; ++i) found = std::max(found, magnitude_bits(x[i]));
+    return found;
   };
+  MagnitudeBits<T> most = 0;
   std::int64_t begin = 0;
   for (; begin + kBlock <= n; begin += kBlock) {
     for (std::int64_t at = 0; at < kBlock; at += kLine) __builtin_prefetch(x + begin + at + kAhead);
-    raise(begin, begin + kBlock);
+    most = std::max(most, largest(begin, begin + kBlock));
   }
-  raise(begin, n);
-  return most;
+  most = std::max(most, largest(begin, n));
+  return std::int32_t{most} << kBitsBelow<T>;
 }
-// Several rows of n elements at once: fewer loads and stores of `most` than row by row.
-constexpr std::int64_t kRowsAtOnce = 4;
+// Several rows of n elements at once: fewer loads and stores of `most` than row by row. Near the end of its
+// rows it asks for the beginning of the rows that come next.
+constexpr std::int64_t kRowsAtOnce = 8;
 template <std::int64_t kRows, class T>
 WEFT_INLINE inline void raise_magnitudes(const T* x, std::int32_t* most, std::int64_t n) {
   constexpr std::int64_t kBlock = 64, kLine = 64 / sizeof(T), kAhead = 2048 / sizeof(T);
   const auto raise = [&](std::int64_t begin, std::int64_t end) WEFT_INLINE {
 #pragma GCC ivdep
     for (std::int64_t i = begin; i < end; ++i) {
-      std::int32_t found = most[i];
-      for (std::int64_t row = 0; row < kRows; ++row) {
-        const std::int32_t m = bits_of(f32_of(x[row * n + i])) & kMagnitude;
+      MagnitudeBits<T> found = magnitude_bits(x[i]);
+      for (std::int64_t row = 1; row < kRows; ++row) {
+        const MagnitudeBits<T> m = magnitude_bits(x[row * n + i]);
         found = m > found ? m : found;
       }
-      most[i] = found;
+      most[i] = std::max(most[i], std::int32_t{found} << kBitsBelow<T>);
     }
   };
   std::int64_t begin = 0;
   for (; begin + kBlock <= n; begin += kBlock) {
+    const std::int64_t ahead = begin + kAhead, next = ahead < n ? ahead : ahead + (kRows - 1) * n;
     for (std::int64_t row = 0; row < kRows; ++row)
-      for (std::int64_t at = 0; at < kBlock; at += kLine)
-        __builtin_prefetch(x + row * n + begin + at + kAhead);
+      for (std::int64_t at = 0; at < kBlock; at += kLine) __builtin_prefetch(x + row * n + next + at);
     raise(begin, begin + kBlock);
   }
   raise(begin, n);
