@@ -66,6 +66,7 @@ FOREIGN = [
     (r"(gtest|gmock)/", ["tests/"]),
     (r"mpi\.h", ["include/weft/weft_mpi.h", "src/backends/mpi/", "tests/backends/mpi_", "bench/peers/"]),
     (r"toml\+\+/", ["src/models/transformer_text.cpp", "tools/"]),
+    (r"pcre2\.h", ["tools/weft/train/tokenizer.cpp"]),
     (r"sodium\.h", ["src/store/tcp/seal.cpp"]),
     (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
     (r"(nccl|cuda_runtime(_api)?)\.h", ["src/backends/nccl/", "bench/peers/"]),

@@ -33,7 +33,7 @@ for package in $packages; do
   own="libc6|libgcc-s1|libstdc\+\+6|libfmt[0-9]+|libweft[0-9.]+"
   case $package in
     libweft-train*) own+="|libgomp1" ;;
-    weft) own+="|libweft-train[0-9.]+|libbenchmark[0-9]*.*|libtomlplusplus[0-9]+" ;;
+    weft) own+="|libweft-train[0-9.]+|libbenchmark[0-9]*.*|libtomlplusplus[0-9]+|libpcre2-8-0" ;;
     weft-dev) own+="|libweft-train[0-9.]+" ;;
     weft-gloo) own+="|libgloo[0-9.]+" ;;
     weft-openmpi) own+="|libopenmpi[0-9]+" ;;

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tokenizer.hpp"
 #include "tools/train_runs.hpp"
 #include "training_data.hpp"
 #include "weft/base/error.hpp"
@@ -360,6 +361,97 @@ TEST_F(TrainDataTest, BatchesMayHaveAnotherSizeAfterAResume) {
   EXPECT_EQ(losses("m")[5], losses("eight")[3]);
   ASSERT_EQ(run({"checkpoint", "inspect", file("run")}), 0);
   EXPECT_THAT(contents(folder_ / "run/step-00000006/index.json"), HasSubstr("\"train.samples\""));
+}
+
+// ---- tokenizers ----
+
+// A model of the tokens of a tokenizer.json, which then lies beside the run, where weft sample finds it.
+TEST_F(TrainDataTest, TrainsAndSamplesWithATokenizer) {
+  const std::string tokenizer = std::string(WEFT_TOKENIZERS) + "/gpt2.json";
+  const Words words = small({"--tokenizer", tokenizer, "--held-out", "0.1", "--save", file("run"),
+                             "--metrics", file("m"), "--steps", "60", "--document-end", "<|endoftext|>"});
+  ASSERT_EQ(run(words), 0) << err();
+  EXPECT_THAT(out(), HasSubstr(" tokens of text a step"));
+  EXPECT_THAT(out(), HasSubstr(" nats per token, "));
+  EXPECT_THAT(out(), ::testing::ContainsRegex(
+                         "held-out loss [0-9.]+ nats per token, perplexity [0-9.]+, over [0-9]+ tokens"));
+  EXPECT_NEAR(losses("m")[0], std::log(400.), 0.3);
+  EXPECT_EQ(contents(folder_ / "run/tokenizer.json"), contents(tokenizer));
+
+  // The tokens of the text as a file give the same bits; its vocabulary has to be given.
+  const tools::Tokenizer read(contents(tokenizer), "gpt2");
+  std::vector<std::uint16_t> tokens;
+  for (const std::uint32_t t : read.encode(contents(folder_ / "text")))
+    tokens.push_back(static_cast<std::uint16_t>(t));
+  write("a.bin", bytes_of(tokens));
+  ASSERT_EQ(run(small({"--text", file("a.bin"), "--vocab-size", "400", "--held-out", "0.1", "--metrics",
+                       file("n"), "--steps", "60", "--document-end", "0"})),
+            0)
+      << err();
+  EXPECT_EQ(losses("n"), losses("m"));
+  EXPECT_EQ(column("n", "eval_loss"), column("m", "eval_loss"));
+  EXPECT_EQ(run(small({"--text", file("a.bin")})), 2) << "there are tokens above 255";
+
+  const auto sample = [&](const Words& more) {
+    Words all{"sample", file("run"), "--prompt", "the quick", "--temperature", "0"};
+    all.insert(all.end(), more.begin(), more.end());
+    EXPECT_EQ(run(all), 0) << err();
+    return out();
+  };
+  const std::string text = sample({"--tokens", "8"});
+  EXPECT_THAT(text, ::testing::StartsWith("the quick brown fox "));
+  EXPECT_EQ(sample({"--tokens", "8", "--ranks", "2", "--tp", "2"}), text);
+  EXPECT_THAT(sample({"--tokens", "30", "--stop", " fox"}), ::testing::EndsWith(" fox\n"));
+  const auto json = nlohmann::json::parse(sample({"--tokens", "8", "--json"}));
+  EXPECT_EQ("the quick" + json.at("text").get<std::string>() + "\n", text);
+  EXPECT_EQ(json.at("tokens").size(), 8u);
+  EXPECT_EQ(read.decode(json.at("tokens").get<std::vector<std::int64_t>>()),
+            json.at("text").get<std::string>());
+  EXPECT_EQ(sample({"--tokens", "8", "--tokenizer", tokenizer}), text);
+
+  const auto expect = [&](const Words& all, const std::string& why) {
+    EXPECT_EQ(run(all), 2) << why;
+    EXPECT_THAT(err(), HasSubstr(why));
+  };
+  expect({"sample", file("run"), "--prompt", "\xff"},
+         "sample: --prompt: tokenizer: the text is no UTF-8 at byte 0 (0xff)");
+  expect({"sample", file("run"), "--tokenizer", std::string(WEFT_TOKENIZERS) + "/llama3.json"},
+         "is of a model of 400 tokens; the tokenizer has ");
+  write("run/tokenizer.json", contents(std::string(WEFT_TOKENIZERS) + "/spaced.json"));
+  expect({"sample", file("run")},
+         fmt::format("sample: \"{}\" is not the tokenizer of ", file("run/tokenizer.json")));
+  std::filesystem::remove(file("run/tokenizer.json"));
+  EXPECT_NE(run({"sample", file("run")}), 0);
+  EXPECT_THAT(err(), HasSubstr("sample: tokenizer \"" + file("run/tokenizer.json") + "\": cannot open it"));
+  expect(small({"--save", file("run"), "--resume", "--vocab-size", "400", "--held-out", "0.1"}),
+         "--tokenizer is ");
+}
+
+TEST_F(TrainDataTest, RefusesTokenizersThatDoNotFit) {
+  const auto expect = [&](const Words& words, const std::string& text) {
+    EXPECT_EQ(run(small(words)), 2) << text;
+    EXPECT_THAT(err(), HasSubstr(text));
+  };
+  const std::string gpt2 = std::string(WEFT_TOKENIZERS) + "/gpt2.json";
+  expect({"--tokenizer", file("text")}, "train: tokenizer \"" + file("text") + "\": is no tokenizer.json: ");
+  expect({"--tokenizer", gpt2, "--vocab-size", "300"},
+         "train: vocab is 300; expected 400 or more: the tokens of \"" + gpt2 + "\"");
+  expect({"--tokenizer", gpt2, "--document-end", "two words"},
+         "train: document-end is \"two words\", which are ");
+  expect({"--text", write("bad", std::string(500, 'a') + "\xff"), "--tokenizer", gpt2},
+         "train: text \"" + file("bad") + "\": tokenizer: the text is no UTF-8 at byte 500 (0xff)");
+  expect({"--vocab-size", "100"}, "train: vocab is 100; expected 256 or more: one for each byte");
+  EXPECT_NE(run(small({"--tokenizer", file("nowhere")})), 0);
+  EXPECT_THAT(err(), HasSubstr("train: tokenizer \"" + file("nowhere") + "\": cannot open it"));
+  // The table [model] may make the vocabulary larger than the tokenizer.
+  write("run.toml", "[model]\nvocab = 448\ndim = 32\nlayers = 1\n[data]\ntokenizer = '" + gpt2 + "'\n");
+  Words words{"train",   "--config", file("run.toml"), "--text", file("text"), "--seq", "16",
+              "--batch", "2",        "--steps",        "2"};
+  EXPECT_EQ(run(words), 0) << err();
+  EXPECT_EQ(run({"parity", "--text", file("text"), "--tokenizer", gpt2, "--steps", "4", "--seq", "16",
+                 "--batch", "2", "--dim", "32", "--meshes", "1x1,1x2"}),
+            0)
+      << err();
 }
 
 TEST_F(TrainDataTest, RefusesEvaluationsOfNothing) {

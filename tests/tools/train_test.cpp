@@ -848,10 +848,10 @@ TEST_F(TrainTest, WhatIsNotGivenFollowsWhatIs) {
     return out();
   };
   const std::string plain = config({});
-  for (const char* line : {"kv_heads = 4\n", "ffn_hidden = 352\n", "max_seq = 128\n", "lr-floor = 0.0002"})
+  for (const char* line : {"kv_heads = 4\n", "ffn_hidden = 352\n", "max_seq = 128\n", "lr_floor = 0.0002"})
     EXPECT_THAT(plain, HasSubstr(line));
   const std::string flags = config({"--heads", "8", "--dim", "256", "--seq", "200", "--lr", "1e-4"});
-  for (const char* line : {"kv_heads = 8\n", "ffn_hidden = 704\n", "max_seq = 200\n", "lr-floor = 1e-05"})
+  for (const char* line : {"kv_heads = 8\n", "ffn_hidden = 704\n", "max_seq = 200\n", "lr_floor = 1e-05"})
     EXPECT_THAT(flags, HasSubstr(line));
   std::ofstream(folder_ / "table.toml") << "seq = 200\n[model]\ndim = 256\nheads = 2\n";
   const std::string table = config({"--config", file("table.toml")});

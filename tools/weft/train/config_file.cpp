@@ -7,7 +7,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
+#include <map>
 #include <optional>
+#include <set>
 #include <type_traits>
 
 #include "base/files/regular_file.hpp"
@@ -81,7 +83,21 @@ std::string shown(const toml::node& value) {
   return text.str();
 }
 
+// Control characters as escapes: a line feed at the beginning of a text of several lines would not count.
 std::string quoted(const std::string& text) {
+  if (std::any_of(text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
+    std::string escaped = "\"";
+    for (const char c : text) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (byte < 0x20 || byte == 0x7f)
+        escaped += fmt::format("\\u{:04x}", static_cast<unsigned>(byte));
+      else if (c == '"' || c == '\\')
+        escaped += {'\\', c};
+      else
+        escaped += c;
+    }
+    return escaped + "\"";
+  }
   TextOut out;
   out << toml::value<std::string>(text);
   return out.str();
@@ -163,52 +179,130 @@ bool ConfigFile::Table::has(const std::string& key) const {
   return std::find(options.begin(), options.end(), key) != options.end();
 }
 
+void ConfigFile::arrange(std::string table, const Keys& keys) {
+  for (const auto& [key, option] : keys)
+    for (Entry& e : entries_)
+      if (e.key == option) e.table = table, e.in_table = key;
+}
+
+bool ConfigFile::arranged(const std::string& table) const {
+  return std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.table == table; });
+}
+
+const ConfigFile::Table* ConfigFile::reader_of(const std::string& table) const {
+  const auto found =
+      std::find_if(tables_.begin(), tables_.end(), [&](const Table& t) { return t.name == table; });
+  return found == tables_.end() ? nullptr : &*found;
+}
+
+namespace {
+
+// Puts blanks in the place of a key and its value, so that lines keep their numbers.
+void blank(std::string& text, const toml::source_position& from, const toml::source_position& to) {
+  std::uint32_t line = 1, column = 1;
+  for (char& c : text) {
+    const bool before = line < from.line || (line == from.line && column < from.column);
+    const bool behind = line > to.line || (line == to.line && column >= to.column);
+    if (c == '\n') {
+      ++line, column = 1;
+      continue;
+    }
+    if (!before && !behind) c = ' ';
+    if ((static_cast<unsigned char>(c) & 0xc0) != 0x80) ++column;  // toml++ counts characters
+  }
+}
+
+}  // namespace
+
 void ConfigFile::read(const std::string& path) const {
   const std::string text = contents_of(path);
+  std::string rest = text;  // without what is arranged in tables that have a reader
   const toml::table all = parse(text, path);
+  std::map<const Entry*, std::string> seen;  // under which name the file gave it
+  const auto take = [&](const Entry& entry, const std::string& where, const std::string& name,
+                        const toml::node& value) {
+    if (const auto [there, added] = seen.emplace(&entry, name); !added)
+      wrong(where, fmt::format("{} is given beside {}; expected one of them", name, there->second));
+    give(where, name, value, *entry.option, entry.variable);
+  };
   for (const auto& [key, value] : all) {
     const std::string name(key.str());
     const std::string where = fmt::format("{}:{}", path, key.source().begin.line);
     for (const Table& table : tables_)
       if (table.has(name) && all.contains(table.name))
         wrong(where, fmt::format("{} is given beside the table [{}]; expected it there", name, table.name));
-    const auto table =
-        std::find_if(tables_.begin(), tables_.end(), [&](const Table& t) { return t.name == name; });
-    if (table != tables_.end()) {
-      table->read(text, path);
-    } else {
-      const Entry& entry = entry_of(where, name);
-      give(where, name, value, *entry.option, entry.variable);
+    const Table* const reader = reader_of(name);
+    if (value.is_table() && arranged(name)) {
+      std::vector<std::string> known;
+      for (const Entry& e : entries_)
+        if (e.table == name) known.push_back(e.in_table);
+      for (const auto& [inner, of] : *value.as_table()) {
+        const std::string in_table(inner.str());
+        const Entry* const entry = entry_in(name, in_table);
+        const std::string at = fmt::format("{}:{}", path, inner.source().begin.line);
+        if (entry != nullptr) {
+          take(*entry, at, fmt::format("[{}] {}", name, in_table), of);
+          blank(rest, inner.source().begin, of.source().end);
+        } else if (reader == nullptr) {
+          wrong(at, fmt::format("[{}] has no \"{}\"{}", name, in_table, is_meant(in_table, known)));
+        }
+      }
+    } else if (reader == nullptr) {
+      take(entry_of(where, name), where, name, value);
     }
   }
+  for (const Table& table : tables_)
+    if (all.contains(table.name)) table.read(rest, path);
 }
 
 const ConfigFile::Entry& ConfigFile::entry_of(const std::string& where, const std::string& name) const {
   const auto entry =
       std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.key == name; });
   if (entry != entries_.end()) return *entry;
-  std::vector<std::string> names;
-  for (const Entry& e : entries_) names.push_back(e.key);
-  for (const Table& t : tables_) names.push_back(t.name);
-  wrong(where, fmt::format("weft {} has no option \"{}\"{}", command_, name, is_meant(name, names)));
+  std::set<std::string> names;
+  for (const Entry& e : entries_) names.insert({e.key, e.table.empty() ? e.key : e.table});
+  for (const Table& t : tables_) names.insert(t.name);
+  const std::string meant = is_meant(name, {names.begin(), names.end()});
+  wrong(where, fmt::format("weft {} has no option \"{}\"{}", command_, name, meant));
+}
+
+const ConfigFile::Entry* ConfigFile::entry_in(const std::string& table, const std::string& key) const {
+  const auto entry = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const Entry& e) { return e.table == table && e.in_table == key; });
+  return entry == entries_.end() ? nullptr : &*entry;
+}
+
+std::string ConfigFile::line_of(const Entry& entry, const std::string& key) {
+  return std::visit(
+      [&](const auto* variable) {
+        // An empty text or list means that the option was not given.
+        bool given = true;
+        if constexpr (requires { variable->empty(); }) given = !variable->empty();
+        return fmt::format("\n# {}\n{}{} = {}\n", entry.option->get_description(), given ? "" : "# ", key,
+                           written(*variable));
+      },
+      entry.variable);
 }
 
 std::string ConfigFile::text() const {
   std::string all = fmt::format("# For weft {} --config FILE.\n", command_);
+  std::vector<std::string> tables;
   for (const Entry& e : entries_) {
     if (std::any_of(tables_.begin(), tables_.end(), [&](const Table& t) { return t.has(e.key); })) continue;
-    std::visit(
-        [&](const auto* variable) {
-          // An empty text or list means that the option was not given.
-          bool given = true;
-          if constexpr (requires { variable->empty(); }) given = !variable->empty();
-          all += fmt::format("\n# {}\n{}{} = {}\n", e.option->get_description(), given ? "" : "# ", e.key,
-                             written(*variable));
-        },
-        e.variable);
+    if (e.table.empty())
+      all += line_of(e, e.key);
+    else if (std::find(tables.begin(), tables.end(), e.table) == tables.end())
+      tables.push_back(e.table);
   }
+  // To the end: the lines after a table's name belong to the table.
   for (const Table& t : tables_)
-    all += "\n" + t.written();  // to the end: the lines after a table's name belong to the table
+    if (std::find(tables.begin(), tables.end(), t.name) == tables.end()) tables.push_back(t.name);
+  for (const std::string& name : tables) {
+    const Table* const reader = reader_of(name);
+    all += "\n" + (reader != nullptr ? reader->written() : fmt::format("[{}]\n", name));
+    for (const Entry& e : entries_)
+      if (e.table == name) all += line_of(e, e.in_table);
+  }
   return all;
 }
 

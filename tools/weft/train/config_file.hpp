@@ -18,8 +18,9 @@ class Option;
 namespace weft::tools {
 
 /// Adds --config and --print-config to a sub-command. A key of the file is an option's name without its
-/// dashes. Values of the file replace the defaults; values of the command line replace the values of the
-/// file. Any fault in the file is an Error, bad_argument, that names file, line and key.
+/// dashes, or a key in a table, if arrange() has given the option one. Values of the file replace the
+/// defaults; values of the command line replace the values of the file. Any fault in the file is an Error,
+/// bad_argument, that names file, line and key.
 class ConfigFile {
  public:
   /// `words`: the command line, in which the file is named.
@@ -41,6 +42,13 @@ class ConfigFile {
   void take_table(std::string name, std::vector<std::string> options, Read read,
                   std::function<std::string()> written);
 
+  /// Gives options a place in a table: pairs of a key and the option's name. The file may also have the
+  /// option outside of any table, as other options, but not in both places; text() writes it into the table.
+  /// Names of options that take() has not declared are left out. The table may be one of take_table(), whose
+  /// reader then gets blanks in the place of these keys.
+  using Keys = std::vector<std::pair<std::string, std::string>>;
+  void arrange(std::string table, const Keys& keys);
+
   bool print_asked() const noexcept { return print_; }
   /// Returns the text of a file that gives a run the present options.
   std::string text() const;
@@ -50,6 +58,7 @@ class ConfigFile {
     std::string key;
     CLI::Option* option;
     Variable variable;
+    std::string table{}, in_table{};  // its place there; empty: none
   };
   struct Table {
     std::string name;
@@ -59,7 +68,11 @@ class ConfigFile {
     bool has(const std::string& key) const;
   };
   void read(const std::string& path) const;
+  bool arranged(const std::string& table) const;
+  const Table* reader_of(const std::string& table) const;
   const Entry& entry_of(const std::string& where, const std::string& name) const;
+  const Entry* entry_in(const std::string& table, const std::string& key) const;
+  static std::string line_of(const Entry& entry, const std::string& key);
 
   std::string command_;
   std::vector<Entry> entries_;

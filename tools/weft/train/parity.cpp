@@ -353,6 +353,7 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
                  ->capture_default_str(),
              &flags->every);
   file->take(sub->add_option("--json", flags->json, "File for all losses"), &flags->json);
+  arrange_tables(*file);
   sub->callback([flags, file, &chosen] {
     flags->config.fill_in();
     if (file->print_asked()) {

@@ -25,6 +25,7 @@ namespace {
 struct SampleFlags {
   std::filesystem::path folder;
   std::vector<std::string> prompts, stops;
+  std::string tokenizer;  // empty: the run's, if it has one
   std::string prompt_file, data = "ddp", weights = "f32", backend = "auto";
   GenerateOptions options{.new_tokens = 256};
   std::int64_t samples = 1;
@@ -32,21 +33,39 @@ struct SampleFlags {
   bool exact = false, no_cache = false, average = false, json = false;
 };
 
-constexpr std::int64_t kBytes = 256;  // the vocabulary of a model of bytes
-
 [[noreturn]] void bad_sample(const std::string& text) {
   throw Error(ErrorCode::bad_argument, "sample: " + text);
 }
 
-TokenList bytes_of(const std::string& text) {
-  TokenList bytes;
-  for (const char c : text) bytes.push_back(static_cast<unsigned char>(c));
-  return bytes;
+// Texts as tokens, and back. `tokenizer`: null: bytes.
+TokenList tokens_of(const Tokenizer* tokenizer, const std::string& text, const char* flag) {
+  TokenList tokens;
+  if (tokenizer == nullptr) {
+    for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
+    return tokens;
+  }
+  try {
+    for (const std::uint32_t token : tokenizer->encode(text)) tokens.push_back(token);
+  } catch (const Error& e) {
+    bad_sample(fmt::format("{}: {}", flag, e.what()));
+  }
+  return tokens;
 }
-std::string text_of(const TokenList& tokens) {
+std::string text_of(const Tokenizer* tokenizer, std::span<const std::int64_t> tokens) {
+  if (tokenizer != nullptr) return tokenizer->decode(tokens);
   std::string text;
   for (const std::int64_t token : tokens) text += static_cast<char>(token);
   return text;
+}
+
+// How many bytes at the end begin a character of UTF-8 that is not whole yet.
+std::size_t unfinished(const std::string& text) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
+    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
+    if (byte < 0x80) return 0;
+    if (byte >= 0xc0) return back < (byte >= 0xf0 ? 4U : byte >= 0xe0 ? 3U : 2U) ? back : 0;
+  }
+  return 0;
 }
 
 // Text for a terminal: line feeds and tabs stay.
@@ -61,8 +80,21 @@ std::string shown(const std::string& text) {
   return all;
 }
 
+// The tokenizer that the flags name, or the one of the run; null: bytes are tokens.
+std::optional<Tokenizer> tokenizer_of(const SampleFlags& flags, const CheckpointInfo& info) {
+  if (!flags.tokenizer.empty()) return Tokenizer::from_file(flags.tokenizer, "sample: --tokenizer");
+  const auto hash = info.extra.find(kTokenizerHash);
+  if (hash == info.extra.end()) return std::nullopt;
+  const std::filesystem::path file = flags.folder / kTokenizerFile;
+  Tokenizer tokenizer = Tokenizer::from_file(file, "sample: tokenizer");
+  if (hash_text(tokenizer) != hash->second)
+    bad_sample(fmt::format("\"{}\" is not the tokenizer of \"{}\"; --tokenizer names another file",
+                           file.string(), info.folder.string()));
+  return tokenizer;
+}
+
 // The model of a checkpoint, from what weft train has written beside the tensors.
-TransformerConfig model_of(const CheckpointInfo& info) {
+TransformerConfig model_of(const CheckpointInfo& info, const std::optional<Tokenizer>& tokenizer) {
   const std::string where = fmt::format("\"{}\"", info.folder.string());
   const auto model = info.extra.find("model");
   if (const auto run = info.extra.find("run"); model == info.extra.end() && run != info.extra.end() &&
@@ -72,9 +104,12 @@ TransformerConfig model_of(const CheckpointInfo& info) {
     bad_sample(where +
                " does not say which model it is of; expected a checkpoint of this version of weft train");
   const TransformerConfig config = transformer_from_text(model->second, "sample: the model of " + where);
-  if (config.vocab != kBytes)
-    bad_sample(fmt::format("{} is of a model of {} tokens; expected {}, one for each byte", where,
-                           config.vocab, kBytes));
+  if (!tokenizer && config.vocab != kBytes)
+    bad_sample(fmt::format("{} is of a model of {} tokens; expected {}, one for each byte, or --tokenizer",
+                           where, config.vocab, kBytes));
+  if (tokenizer && config.vocab < tokenizer->size())
+    bad_sample(fmt::format("{} is of a model of {} tokens; the tokenizer has {}", where, config.vocab,
+                           tokenizer->size()));
   return config;
 }
 
@@ -115,9 +150,9 @@ std::int64_t bytes_read(const ParallelModel& model, DType dtype) {
   return bytes;
 }
 
-void say_json(const std::string& prompt, const Generated& made) {
+void say_json(const std::string& prompt, const Generated& made, const Tokenizer* tokenizer) {
   fmt::print("{}\n", nlohmann::json{{"prompt", prompt},
-                                    {"text", text_of(made.tokens)},
+                                    {"text", text_of(tokenizer, made.tokens)},
                                     {"tokens", made.tokens},
                                     {"stopped", made.stopped}}
                          .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
@@ -128,7 +163,9 @@ int sample(const SampleFlags& flags) {
   const Membership m = Membership::from_env(context);
   const MeshShape shape = mesh_of(flags, m.size);
   const CheckpointInfo info = expect_checkpoint(flags.folder);
-  const TransformerConfig config = model_of(info);
+  const std::optional<Tokenizer> own = tokenizer_of(flags, info);
+  const Tokenizer* const tokenizer = own ? &*own : nullptr;
+  const TransformerConfig config = model_of(info, own);
   const std::vector<std::string> texts = prompts_of(flags);
   ProcessGroup group = ProcessGroup::create(context, flags.backend, m);
   const DeviceMesh mesh(group, shape);
@@ -147,21 +184,21 @@ int sample(const SampleFlags& flags) {
 
   const bool speaks = group.rank() == 0;
   std::vector<TokenList> prompts;
-  for (const std::string& text : texts) prompts.push_back(bytes_of(text));
+  for (const std::string& text : texts) prompts.push_back(tokens_of(tokenizer, text, "--prompt"));
   GenerateOptions options = flags.options;
   options.cache = !flags.no_cache;
-  for (const std::string& stop : flags.stops) options.stops.push_back(bytes_of(stop));
+  for (const std::string& stop : flags.stops) options.stops.push_back(tokens_of(tokenizer, stop, "--stop"));
   // One prompt appears as it grows.
   const bool grows = speaks && !flags.json && texts.size() == 1;
+  std::string held;  // bytes that wait for the rest of their character
   if (grows) {
     fmt::print("{}", shown(texts[0]));
-    // 0xc2 waits for the next byte: together they may be a control character.
-    options.on_token = [held = std::string()](std::int64_t, std::int64_t token) mutable {
-      held += static_cast<char>(token);
-      if (token == 0xc2) return;
-      fmt::print("{}", shown(held));
+    options.on_token = [&held, tokenizer](std::int64_t, std::int64_t token) {
+      held += text_of(tokenizer, std::span(&token, 1));
+      const std::size_t whole = held.size() - unfinished(held);
+      fmt::print("{}", shown(held.substr(0, whole)));
       std::fflush(stdout);
-      held.clear();
+      held.erase(0, whole);
     };
   }
   const auto began = Clock::now();
@@ -169,12 +206,13 @@ int sample(const SampleFlags& flags) {
   const double passed = std::chrono::duration<double>(Clock::now() - began).count();
   std::size_t count = 0;
   for (const Generated& g : made) count += g.tokens.size();
-  if (grows) fmt::print("\n");
+  if (grows) fmt::print("{}\n", shown(held));
   for (std::size_t i = 0; speaks && !grows && i < made.size(); ++i) {
     if (flags.json)
-      say_json(texts[i], made[i]);
+      say_json(texts[i], made[i], tokenizer);
     else
-      fmt::print("--- {} of {}\n{}{}\n", i + 1, made.size(), shown(texts[i]), shown(text_of(made[i].tokens)));
+      fmt::print("--- {} of {}\n{}{}\n", i + 1, made.size(), shown(texts[i]),
+                 shown(text_of(tokenizer, made[i].tokens)));
   }
   std::fflush(stdout);
   if (speaks)
@@ -203,20 +241,22 @@ void add_sample(CLI::App& app, const std::vector<std::string>& words, Body& chos
                   "Text to continue; may be given several times; without: a new line")
       ->allow_extra_args(false);
   option("--prompt-file", flags->prompt_file, "File with a text to continue");
-  option("--tokens", flags->options.new_tokens, "At most so many bytes behind each prompt")
+  option("--tokens", flags->options.new_tokens,
+         "At most so many tokens, bytes without a tokenizer, behind each prompt")
       ->check(number_at_least(1));
   option("--samples", flags->samples, "Continuations of each prompt")->check(number_at_least(1));
   option("--temperature", flags->options.temperature,
-         "Divides the logits: below 1 likelier bytes are preferred; 0: always the likeliest");
-  option("--top-k", flags->options.top_k, "Only the k likeliest bytes; 0: all");
-  option("--top-p", flags->options.top_p, "Only the likeliest bytes that have this probability together");
+         "Divides the logits: below 1 likelier tokens are preferred; 0: always the likeliest");
+  option("--top-k", flags->options.top_k, "Only the k likeliest tokens; 0: all");
+  option("--top-p", flags->options.top_p, "Only the likeliest tokens that have this probability together");
   option("--seed", flags->options.seed, "Of the random numbers: the same seed, the same text");
+  option("--tokenizer", flags->tokenizer, "A tokenizer.json; without: the one of the run, or bytes");
   sub->add_option("--stop", flags->stops,
-                  "A text behind which a continuation ends; may be given several times")
+                  "A text behind whose tokens a continuation ends; may be given several times")
       ->allow_extra_args(false);
   sub->add_flag("--average", flags->average, "The averages that weft train --ema has made, as the model");
   sub->add_flag("--no-cache", flags->no_cache,
-                "Compute all positions again for each byte: slower, the same bits");
+                "Compute all positions again for each token: slower, the same bits");
   sub->add_flag("--exact", flags->exact, "The same bits on every mesh (docs/exact.md)");
   sub->add_flag("--json", flags->json, "A JSON object for each continuation");
   option("--weights", flags->weights, "Dtype in which layers read weights and multiply")
@@ -235,7 +275,8 @@ void add_sample(CLI::App& app, const std::vector<std::string>& words, Body& chos
       if (flags->ranks == 0) return sample(*flags);
       expect_no_rank("sample");
       mesh_of(*flags, flags->ranks);
-      model_of(expect_checkpoint(flags->folder));
+      const CheckpointInfo info = expect_checkpoint(flags->folder);
+      model_of(info, tokenizer_of(*flags, info));
       prompts_of(*flags);
       return launch({.ranks = flags->ranks, .tag_output = false}, command_of_a_rank(words));
     };

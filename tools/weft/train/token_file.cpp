@@ -125,8 +125,8 @@ void TokenFile::read_npy(const std::string& where, std::size_t bytes) {
 }
 
 std::uint64_t TokenFile::fingerprint() const {
-  const auto bytes = static_cast<std::size_t>(size_ * width_);
-  const std::string_view all(reinterpret_cast<const char*>(data_), bytes);
+  const std::string_view all = text();
+  const std::size_t bytes = all.size();
   if (width_ == 1) return hash_of(all);
   constexpr std::size_t kWhole = std::size_t{64} << 20, kParts = 1024, kOfPart = 4096;
   Fnv1a hash;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace weft::tools {
@@ -39,6 +40,10 @@ class TokenFile {
       case 4: return signed_ ? number_at<std::int32_t>(at) : number_at<std::uint32_t>(at);
       default: return number_at<std::int64_t>(at);
     }
+  }
+  /// The bytes of a text.
+  std::string_view text() const noexcept {
+    return {reinterpret_cast<const char*>(data_), static_cast<std::size_t>(size_ * width_)};
   }
   /// A hash by which a run notices another file: of all bytes of a text; of tokens, of their number and of
   /// all bytes, or of 1024 parts of them if they have more than 64 MiB.

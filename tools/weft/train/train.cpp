@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -43,6 +44,7 @@ struct Flags {
   std::int64_t eval_every = 0, eval_batches = 0;
   std::int64_t hash_every = 0;
   std::string hash_file, values_of, values_file;
+  std::function<std::string(int size)> effective;  // the whole configuration of so many ranks, as a file
 };
 
 CheckpointPlan checkpoint_plan(const Flags& flags) {
@@ -85,12 +87,14 @@ void say_balance(const std::vector<LayerBalance>& layers) {
   }
 }
 
+const char* unit_of(const TrainConfig& config) { return config.source.bytes() ? "byte" : "token"; }
+
 void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std::int64_t first,
                      double passed) {
   fmt::print("{}\n", loss_curve(losses, output_columns()));
   const std::size_t mean_of = std::min(kMeanSteps, losses.size());
-  fmt::print("loss {:.4f} at step {}, mean of the last {} steps {:.4f} nats per byte, {:.1f} s\n",
-             losses.front(), first, mean_of, tail_mean(losses), passed);
+  fmt::print("loss {:.4f} at step {}, mean of the last {} steps {:.4f} nats per {}, {:.1f} s\n",
+             losses.front(), first, mean_of, tail_mean(losses), unit_of(flags.config), passed);
   if (!flags.save.empty())
     fmt::print("checkpoint: {}\n", (std::filesystem::path(flags.save) / "latest").string());
 }
@@ -190,9 +194,15 @@ class Metrics {
   nlohmann::json waits_;
 };
 
-std::string in_words(const weft::Trainer::Evaluation& e) {
-  return fmt::format("held-out loss {:.4f} nats per byte, perplexity {:.3f}, over {} bytes", e.loss,
-                     e.perplexity, e.tokens);
+std::string in_words(const weft::Trainer::Evaluation& e, const char* unit) {
+  return fmt::format("held-out loss {:.4f} nats per {}, perplexity {:.3f}, over {} {}s", e.loss, unit,
+                     e.perplexity, e.tokens, unit);
+}
+
+// Beside the checkpoints lie the configuration, and the tokenizer, which `weft sample` needs.
+void keep_beside(const std::filesystem::path& folder, const std::string& config, const Tokenizer* tokenizer) {
+  write_new_file(folder / "config.toml", config, "train: --save: ");
+  if (tokenizer != nullptr) write_new_file(folder / kTokenizerFile, tokenizer->json(), "train: --save: ");
 }
 
 int train_on_a_rank(const Flags& flags) {
@@ -210,17 +220,19 @@ int train_on_a_rank(const Flags& flags) {
 
   const std::int64_t first = trainer.next_step(),
                      until = flags.until < 0 ? config.steps : std::min(flags.until, config.steps);
+  if (speaks && !flags.save.empty()) keep_beside(flags.save, flags.effective(m.size), trainer.tokenizer());
   std::optional<Metrics> metrics;
   if (speaks && !flags.metrics.empty())
     metrics.emplace(flags.metrics, found.resume ? metrics_before(flags.metrics, first) : "");
   if (speaks) {
-    fmt::print("{}\n", folded(fmt::format("weft train: {} parameters, {} bytes of text a step, mesh {}, {} "
-                                          "thread{} a rank, text {}{}",
-                                          trainer.parameter_count(), trainer.tokens_per_step(),
-                                          to_string(trainer.mesh().shape()), trainer.threads(),
-                                          trainer.threads() == 1 ? "" : "s", config.source.text.string(),
-                                          found.resume ? fmt::format(", resumed at step {}", first) : ""),
-                              2));
+    fmt::print("{}\n",
+               folded(fmt::format("weft train: {} parameters, {} {}s of text a step, mesh {}, {} "
+                                  "thread{} a rank, text {}{}",
+                                  trainer.parameter_count(), trainer.tokens_per_step(), unit_of(config),
+                                  to_string(trainer.mesh().shape()), trainer.threads(),
+                                  trainer.threads() == 1 ? "" : "s", config.source.text.string(),
+                                  found.resume ? fmt::format(", resumed at step {}", first) : ""),
+                      2));
     if (!found.note.empty()) fmt::print("{}\n", found.note);
     if (const std::string report = trainer.float8_report(); !report.empty()) fmt::print("{}\n", report);
     if (first >= until) fmt::print("nothing is left to do: step {} of {} is reached\n", first, until);
@@ -280,7 +292,7 @@ int train_on_a_rank(const Flags& flags) {
   if (speaks && !losses.empty()) say_balance(trainer.balance());
   if (speaks && !losses.empty())
     say_how_it_went(flags, losses, first, std::chrono::duration<double>(Clock::now() - began).count());
-  if (speaks && evaluated) fmt::print("{}\n", in_words(*evaluated));
+  if (speaks && evaluated) fmt::print("{}\n", in_words(*evaluated, unit_of(config)));
   group.barrier().wait();  // no rank leaves while another may still need its memory
   return stopped == 0 ? 0 : 128 + stopped;
 }
@@ -390,8 +402,17 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   option("--progress", flags->progress,
          "bar (lines where output goes to no terminal), lines, none; auto: bar")
       ->check(CLI::IsMember({"auto", "bar", "lines", "none"}));
+  arrange_tables(*file);
   sub->callback([flags, file, &words, &chosen] {
     flags->config.fill_in();
+    // Ranks that --ranks has started (command_of_a_rank) know it no more.
+    flags->effective = [of = flags.get(), &text_of = *file, &words](int size) {
+      const int given = of->ranks;
+      if (!words.empty() && words.back() == "--ranks=0") of->ranks = size;
+      std::string text = text_of.text();
+      of->ranks = given;
+      return text;
+    };
     if (file->print_asked()) {
       chosen = [file] {
         fmt::print("{}", file->text());

@@ -13,6 +13,8 @@ namespace {
 // Name, member, help: the parser reads them and to_words writes them.
 template <class Visit>
 void each_data_flag(DataConfig& c, const Visit& visit) {
+  visit("--tokenizer", c.tokenizer,
+        "A tokenizer.json of byte pairs, which makes the tokens of a text; without: its bytes");
   visit("--format", c.format,
         "Of --text: text, whose bytes are tokens; uint16, uint32, npy: numbers of tokens; auto: by its name");
   visit("--held-out", c.held_out, "Fraction of the text, at its end, that is kept for evaluation; 0: none");
@@ -56,6 +58,7 @@ void each_model_flag(TrainConfig& c, const Visit& visit) {
   visit("--kv-heads", c.model.kv_heads, "Key and value heads; 0: as many as --heads");
   visit("--ffn", c.model.ffn_hidden, "Width inside the MLP; 0: 8/3 of --dim, rounded up to a multiple of 32");
   visit("--max-seq", c.model.max_seq, "Longest sequence; 0: --seq");
+  visit("--vocab-size", c.model.vocab, "Tokens that there are; 0: those of --tokenizer, or 256 for bytes");
 }
 template <class Visit>
 void each_expert_flag(TrainConfig& c, const Visit& visit) {
@@ -93,12 +96,12 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
                 ->capture_default_str()
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
             &config.optimizer);
-  // Not a key of a file, whose table [model] is another matter: there, experts say it.
-  sub.add_option_function<std::string>(
-         "--model", [&config](const std::string& kind) { config.moe.experts = kind == "moe" ? 8 : 0; },
-         "dense, or moe: mixtures of experts, 8 unless --experts says more (docs/expert_parallel.md)")
-      ->check(CLI::IsMember({"dense", "moe"}))
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  file.take(sub.add_option("--model", config.kind,
+                           "dense, or moe: mixtures of experts, 8 unless --experts says more "
+                           "(docs/expert_parallel.md); empty: by --experts")
+                ->check(CLI::IsMember({"dense", "moe"}))
+                ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
+            &config.kind);
   each_expert_flag(config, add);
   file.take(sub.add_flag("--sequence-parallel", config.sequence_parallel,
                          "Norms and residual sums on a part of the sequence in each tensor rank"),
@@ -149,17 +152,74 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
   file.take_table(
       "model", of_model,
       [&config](const std::string& text, const std::string& path) {
-        // fill_in() puts the sequence in its place.
+        // fill_in() gives max_seq and vocab values.
         constexpr std::int64_t kUnnamed = (std::int64_t{1} << 30) - 1;
         TransformerConfig initial = config.model;
         if (initial.max_seq == 0) initial.max_seq = kUnnamed;
+        if (initial.vocab == 0) initial.vocab = kUnnamed;
         config.model = transformer_from_text(text, path, initial);
         if (config.model.max_seq == kUnnamed) config.model.max_seq = 0;
+        if (config.model.vocab == kUnnamed) config.model.vocab = 0;
       },
       [&config] {
         return "# The model, as weft_transformer_create_from_text and transformer_from_text read it.\n" +
                transformer_text(config.model);
       });
+}
+
+void arrange_tables(ConfigFile& file) {
+  file.arrange("model", {{"kind", "model"},
+                         {"experts", "experts"},
+                         {"top_k", "top-k"},
+                         {"expert_hidden", "expert-hidden"},
+                         {"shared_hidden", "shared-hidden"},
+                         {"experts_every", "experts-every"},
+                         {"router", "router"},
+                         {"router_bias", "router-bias"},
+                         {"aux_loss", "aux-loss"},
+                         {"capacity_factor", "capacity-factor"}});
+  file.arrange("parallelism", {{"ranks", "ranks"},
+                               {"data", "dp"},
+                               {"tensor", "tp"},
+                               {"expert", "ep"},
+                               {"pipeline", "pp"},
+                               {"schedule", "pipeline"},
+                               {"stages_per_rank", "stages-per-rank"},
+                               {"micro_batches", "micro-batches"},
+                               {"parameters", "data"},
+                               {"replicate", "replicate"},
+                               {"sequence_parallel", "sequence-parallel"},
+                               {"vocab", "vocab"}});
+  file.arrange("optimizer", {{"kind", "optimizer"},
+                             {"lr", "lr"},
+                             {"lr_floor", "lr-floor"},
+                             {"warmup", "warmup"},
+                             {"schedule", "schedule"},
+                             {"decay_steps", "decay-steps"},
+                             {"decay_shape", "decay-shape"},
+                             {"weight_decay", "weight-decay"},
+                             {"groups", "groups"},
+                             {"clip", "clip"},
+                             {"loss_scale", "loss-scale"},
+                             {"freeze", "freeze"},
+                             {"ema", "ema"}});
+  file.arrange("data", {{"text", "text"},
+                        {"tokenizer", "tokenizer"},
+                        {"format", "format"},
+                        {"held_out", "held-out"},
+                        {"held_out_file", "held-out-file"},
+                        {"document_end", "document-end"},
+                        {"draw", "draw"}});
+  file.arrange("eval", {{"every", "eval-every"}, {"batches", "eval-batches"}});
+  file.arrange("checkpoint", {{"folder", "save"},
+                              {"every", "save-every"},
+                              {"minutes", "save-minutes"},
+                              {"keep", "keep"},
+                              {"background", "async-save"},
+                              {"resume", "resume"},
+                              {"overwrite", "overwrite"},
+                              {"init_from", "init-from"},
+                              {"init_except", "init-except"}});
 }
 
 std::vector<std::string> to_words(const TrainConfig& config) {

@@ -138,8 +138,14 @@ MoETransformerConfig TrainConfig::moe_model() const {
 }
 
 void TrainConfig::fill_in() {
+  if (kind == "dense") moe.experts = 0;
+  if (kind == "moe" && moe.experts == 0) moe.experts = 8;
+  kind = has_experts() ? "moe" : "dense";
   if (model.kv_heads == 0) model.kv_heads = model.heads;
   if (model.ffn_hidden == 0) model.ffn_hidden = TransformerConfig::usual_ffn_hidden(model.dim);
+  tokenizer_size =
+      source.tokenizer.empty() ? 0 : Tokenizer::from_file(source.tokenizer, "train: tokenizer").size();
+  if (model.vocab == 0) model.vocab = tokenizer_size > 0 ? tokenizer_size : kBytes;
   if (model.max_seq == 0) model.max_seq = std::max<std::int64_t>(sequence, 1);
   if (floor_lr == -1) floor_lr = peak_lr / 10;
 }
@@ -319,8 +325,11 @@ MeshShape TrainConfig::check(int ranks) const {
   if (sequence < 1) bad_training(fmt::format("seq is {}; expected 1 or more", sequence));
   if (sequence > model.max_seq)
     bad_training(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
-  if (model.vocab < 256)
+  if (source.bytes() && model.vocab < kBytes)
     bad_training(fmt::format("vocab is {}; expected 256 or more: one for each byte", model.vocab));
+  if (model.vocab < tokenizer_size)
+    bad_training(fmt::format("vocab is {}; expected {} or more: the tokens of \"{}\"", model.vocab,
+                             tokenizer_size, source.tokenizer.string()));
   if (steps < 1) bad_training(fmt::format("steps is {}; expected 1 or more", steps));
   if (!(max_norm >= 0)) bad_training(fmt::format("clip is {}; expected 0 (no clipping) or more", max_norm));
   if (!(loss_scale >= 0 && std::isfinite(loss_scale)))
@@ -343,6 +352,11 @@ MeshShape TrainConfig::check(int ranks) const {
 
 namespace {
 
+std::optional<Tokenizer> tokenizer_of(const TrainConfig& config) {
+  if (config.source.tokenizer.empty()) return std::nullopt;
+  return Tokenizer::from_file(config.source.tokenizer, "train: tokenizer");
+}
+
 // The same model, with the parameters of another run if the configuration names one.
 ParallelModel& initialised(ParallelModel& model, const TrainConfig& config, bool resumes) {
   if (resumes || config.init_from.empty()) return model;
@@ -359,7 +373,8 @@ ParallelModel& initialised(ParallelModel& model, const TrainConfig& config, bool
 
 Training::Training(ProcessGroup& group, const TrainConfig& config, bool resumes)
     : config_(config),
-      data_(config.source, config.sequence),
+      tokenizer_(tokenizer_of(config)),
+      data_(config.source, config.sequence, tokenizer()),
       identity_(identity_of(config)),
       compute_(group.context(), threads_per_rank(config.threads, group.size())),
       parts_(
@@ -475,9 +490,12 @@ std::string identity_of(const TrainConfig& config) {
 
 CheckpointExtra Training::extra() const {
   CheckpointExtra words{{"run", identity_}, {kSamplesDrawn, std::to_string(samples_)}};
+  if (tokenizer_) words.emplace(kTokenizerHash, hash_text(*tokenizer_));
   if (!config_.has_experts()) words.emplace("model", transformer_text(config_.model));
   return words;
 }
+
+std::string hash_text(const Tokenizer& tokenizer) { return fmt::format("{:016x}", tokenizer.fingerprint()); }
 
 std::vector<LayerBalance> Training::balance() const { return expert_balance(*parts_.model); }
 

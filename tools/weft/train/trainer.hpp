@@ -23,12 +23,16 @@ namespace weft::tools {
   throw Error(ErrorCode::bad_argument, "train: " + text);
 }
 
+inline constexpr std::int64_t kBytes = 256;  ///< the vocabulary of a model of bytes
+
 struct TrainConfig {
-  /// kv_heads, ffn_hidden, max_seq: 0 until fill_in().
-  TransformerConfig model{.dim = 128, .layers = 4, .heads = 4, .kv_heads = 0, .ffn_hidden = 0, .max_seq = 0};
+  /// kv_heads, ffn_hidden, vocab, max_seq: 0 until fill_in().
+  TransformerConfig model{
+      .dim = 128, .layers = 4, .heads = 4, .kv_heads = 0, .ffn_hidden = 0, .vocab = 0, .max_seq = 0};
   /// With experts, the blocks of `model` have mixtures of experts, which this describes; 0 experts: none. Its
   /// transformer is not read.
   MoETransformerConfig moe{.experts = 0, .router = {.aux_loss = 0.01}};
+  std::string kind;                      ///< dense or moe; empty until fill_in(): experts say it
   std::string router = "softmax";        ///< softmax or sigmoid
   std::string router_bias = "none";      ///< none, or selects
   double capacity_factor = 0;            ///< of the global batch, by weight; 0: no capacity
@@ -83,9 +87,11 @@ struct TrainConfig {
   /// How a model with pp above 1 is a pipeline. Throws bad_argument for a name that is none, and the errors
   /// of read_pipeline_schedule().
   PipelineForm pipeline_form() const;
-  /// Sets members that have no value yet: kv_heads to heads, ffn_hidden to usual_ffn_hidden(dim), max_seq to
-  /// the sequence, floor_lr to a tenth of peak_lr.
+  /// Sets members that have no value yet: kv_heads to heads, ffn_hidden to usual_ffn_hidden(dim), vocab to
+  /// the tokens of the tokenizer, or to 256, max_seq to the sequence, floor_lr to a tenth of peak_lr. Reads
+  /// the tokenizer, and throws its errors.
   void fill_in();
+  std::int64_t tokenizer_size = 0;  ///< by fill_in(); 0: there is no tokenizer
   bool has_experts() const noexcept { return moe.experts != 0; }
   /// The model, if it has experts.
   MoETransformerConfig moe_model() const;
@@ -120,6 +126,8 @@ class Training {
   std::int64_t epoch() const noexcept { return order_.epoch(samples_); }
   double rate_at(std::int64_t step) const { return schedule_.at(step); }
 
+  /// Null: bytes, or files of tokens alone.
+  const Tokenizer* tokenizer() const noexcept { return tokenizer_ ? &*tokenizer_ : nullptr; }
   /// For train(): the trainer, and what its checkpoints say of the run.
   weft::Trainer& trainer() noexcept { return trainer_; }
   CheckpointExtra extra() const;
@@ -141,6 +149,7 @@ class Training {
   std::vector<TokenBatch> batches_of(const Sequences& rows) const;
 
   TrainConfig config_;
+  std::optional<Tokenizer> tokenizer_;
   TrainingData data_;
   std::string identity_;
   Compute compute_;
@@ -159,5 +168,10 @@ int threads_per_rank(int asked, int ranks);
 std::string identity_of(const TrainConfig& config);
 /// The string of a checkpoint that holds Training::samples().
 inline constexpr const char* kSamplesDrawn = "train.samples";
+/// The string of a checkpoint with the hash of the tokenizer of its model, which lies beside the run, in this
+/// file.
+inline constexpr const char* kTokenizerHash = "train.tokenizer";
+inline constexpr const char* kTokenizerFile = "tokenizer.json";
+std::string hash_text(const Tokenizer& tokenizer);
 
 }  // namespace weft::tools

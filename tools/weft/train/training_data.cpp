@@ -26,9 +26,16 @@ TokenForm form_of(const DataConfig& config) {
 }
 
 // The tokens that end a document.
-std::vector<std::int64_t> end_of_document(const DataConfig& config) {
+std::vector<std::int64_t> end_of_document(const DataConfig& config, const Tokenizer* tokenizer) {
   std::vector<std::int64_t> end;
   if (config.document_end.empty()) return end;
+  if (tokenizer != nullptr) {
+    for (const std::uint32_t token : tokenizer->encode(config.document_end)) end.push_back(token);
+    if (end.size() != 1)
+      bad_data(fmt::format("document-end is \"{}\", which are {} tokens; expected one", config.document_end,
+                           end.size()));
+    return end;
+  }
   if (form_of(config) == TokenForm::text) {
     for (const char c : config.document_end) end.push_back(static_cast<unsigned char>(c));
     return end;
@@ -52,13 +59,18 @@ void DataConfig::check() const {
                          held_out_file.string()));
   if (draw != "offsets" && draw != "sequences")
     bad_data(fmt::format("draw is \"{}\"; expected offsets or sequences", draw));
-  end_of_document(*this);
+  if (tokenizer.empty()) end_of_document(*this, nullptr);
 }
+
+bool DataConfig::bytes() const { return form_of(*this) == TokenForm::text && tokenizer.empty(); }
 
 std::string DataConfig::identity() const {
   const TokenForm form = form_of(*this);
   std::string identity = fmt::format("text={:016x}", TokenFile(text, form, "train: text").fingerprint());
   if (form != TokenForm::text) identity += fmt::format(" format={}", name_of(form));
+  if (!tokenizer.empty())
+    identity += fmt::format(" tokenizer={:016x}",
+                            TokenFile(tokenizer, TokenForm::text, "train: tokenizer").fingerprint());
   if (held_out > 0) identity += fmt::format(" held_out={}", held_out);
   if (draw != "offsets") identity += fmt::format(" draw={}", draw);
   if (!document_end.empty()) {
@@ -71,16 +83,32 @@ std::string DataConfig::identity() const {
   return identity;
 }
 
-TrainingData::TrainingData(const DataConfig& config, std::int64_t sequence)
-    : sequence_(sequence), cut_(config.draw == "sequences"), end_(end_of_document(config)) {
+namespace {
+
+// Text of a tokenizer is in memory, in its tokens.
+TokenFile tokens_of(const std::filesystem::path& path, TokenForm form, const std::string& subject,
+                    const Tokenizer* tokenizer) {
+  TokenFile file(path, form, subject);
+  if (form != TokenForm::text || tokenizer == nullptr) return file;
+  try {
+    return TokenFile(tokenizer->encode(file.text()));
+  } catch (const Error& e) {
+    throw Error(e.code(), fmt::format("{} \"{}\": {}", subject, path.string(), e.what()));
+  }
+}
+
+}  // namespace
+
+TrainingData::TrainingData(const DataConfig& config, std::int64_t sequence, const Tokenizer* tokenizer)
+    : sequence_(sequence), cut_(config.draw == "sequences"), end_(end_of_document(config, tokenizer)) {
   config.check();
   const TokenForm form = form_of(config);
   const std::string words = fmt::format("text \"{}\"", config.text.string());
-  const char* const unit = form == TokenForm::text ? "bytes" : "tokens";
-  training_.file = TokenFile(config.text, form, "train: text");
+  const char* const unit = config.bytes() ? "bytes" : "tokens";
+  training_.file = tokens_of(config.text, form, "train: text", tokenizer);
   training_.chunk.size = training_.file.size();
   if (!config.held_out_file.empty()) {
-    held_out_.file = TokenFile(config.held_out_file, form, "train: held-out-file");
+    held_out_.file = tokens_of(config.held_out_file, form, "train: held-out-file", tokenizer);
     held_out_.chunk.size = held_out_.file.size();
   } else if (config.held_out > 0) {
     const std::int64_t all = training_.size();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "token_file.hpp"
+#include "tokenizer.hpp"
 #include "weft/base/chunk.hpp"
 #include "weft/dp/sampler.hpp"
 
@@ -15,15 +16,19 @@ namespace weft::tools {
 
 struct DataConfig {
   std::filesystem::path text = "/usr/share/common-licenses/GPL-3";
-  std::string format = "auto";  ///< the name of a TokenForm, or auto
-  double held_out = 0;          ///< the last part of the tokens is held out: this fraction; 0: nothing is
+  std::filesystem::path tokenizer = {};  ///< the tokenizer.json of the text; empty: bytes are tokens
+  std::string format = "auto";           ///< the name of a TokenForm, or auto
+  double held_out = 0;  ///< the last part of the tokens is held out: this fraction; 0: nothing is
   std::filesystem::path held_out_file = {};  ///< tokens to evaluate on, of the same form; empty: none
-  /// Behind it a document ends, whose last label is none: a text, or the number of a token; empty: nowhere.
+  /// Behind it a document ends, whose last label is none: a text, with a tokenizer of one token; in a file of
+  /// tokens without a tokenizer its number. Empty: nowhere.
   std::string document_end = {};
   /// offsets: a sequence begins at any token. sequences: the tokens are cut into sequences one after the
   /// other, each of which comes once in an epoch.
   std::string draw = "offsets";
 
+  /// Whether tokens are the bytes of a text.
+  bool bytes() const;
   bool holds_out() const noexcept { return held_out > 0 || !held_out_file.empty(); }
   /// Throws bad_argument for values out of range and names that are none.
   void check() const;
@@ -40,8 +45,9 @@ struct Sequences {
 /// CrossEntropy::kIgnore behind the last of a document.
 class TrainingData {
  public:
-  /// Maps the files. Throws the errors of TokenFile, and bad_argument if a part is too short.
-  TrainingData(const DataConfig& config, std::int64_t sequence);
+  /// Maps the files; a text of a tokenizer it encodes. `tokenizer`: of config.tokenizer, or null. Throws the
+  /// errors of TokenFile, and bad_argument if a part is too short.
+  TrainingData(const DataConfig& config, std::int64_t sequence, const Tokenizer* tokenizer = nullptr);
 
   /// How many different sequences the training part has.
   std::int64_t population() const noexcept { return population_; }
