@@ -187,9 +187,19 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
 
 std::vector<Parameter*> ParallelModel::parameters() const {
   if (!stages) return model->parameters();
+  std::vector<const Parameter*> twins,
+      held;  // of tied weights: all uses but the first, and this rank's first
+  for (const TiedWeight& weight : tied) {
+    const auto here =
+        std::ranges::find_if(weight.modules, [&](const auto& module) { return is_own(module); });
+    if (here != weight.modules.end())
+      held.push_back(weight.uses[static_cast<std::size_t>(here - weight.modules.begin())].get());
+    for (std::size_t use = 1; use < weight.uses.size(); ++use) twins.push_back(weight.uses[use].get());
+  }
   std::vector<Parameter*> all;
   for (Parameter* p : model->parameters())
-    if (is_own(p->path())) all.push_back(p);
+    if (std::ranges::count(held, p) > 0 || (is_own(p->path()) && std::ranges::count(twins, p) == 0))
+      all.push_back(p);
   return all;
 }
 
@@ -204,9 +214,15 @@ bool ParallelModel::is_own(std::string_view path) const {
   for (std::size_t stage = 0; stage < stage_paths.size(); ++stage)
     if (placed.rank_of_stage[stage] == stages.rank())
       for (const std::string& module : stage_paths[stage])
-        if (path.starts_with(module) && (path.size() == module.size() || path[module.size()] == '.'))
-          return true;
+        if (is_inside(path, module)) return true;
   return false;
+}
+
+DeviceMesh ParallelModel::mesh_of_stage() const {
+  std::vector<std::string> names;
+  for (const DeviceMesh& axis : mesh.each_axis())
+    if (std::ranges::count(stages.root_axes(), axis.root_axes()[0]) == 0) names.push_back(axis.name());
+  return names.empty() ? DeviceMesh() : mesh.submesh(names);
 }
 
 PipelineSchedule ParallelModel::schedule_for(int micro_batches) const {
@@ -281,6 +297,7 @@ void ModelBuilder::tensor_parallel() {
   else if (supports_tp(*built_.model))
     parallelize(*built_.model, built_.tensor);
   replicate(*built_.model, built_.mesh);
+  if (built_.stages) built_.tied = untie(*built_.model);
 }
 
 void ModelBuilder::expert_parallel() {

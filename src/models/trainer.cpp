@@ -143,8 +143,42 @@ Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
   if (options.loss_scale) scaler_.emplace(*options.loss_scale);
   options.freeze.check(model.model->parameters());
   freeze_at(0);
-  optimizer_ = make_optimizer(compute, model.parameters(), options.optimizer, options.groups);
+  make_optimizer_of_model();
   if (options.ema) ema_ = std::make_unique<Ema>(compute, model.parameters(), *options.ema);
+}
+
+// In a pipeline patterns must match a parameter of some stage; this rank's optimizer gets those that match
+// here.
+void Trainer::make_optimizer_of_model() {
+  OptimizerOptions of_optimizer = options_.optimizer;
+  std::vector<ParameterGroup> groups = options_.groups;
+  const std::vector<Parameter*> own = model_->parameters();
+  if (!model_->stages) {
+    optimizer_ = make_optimizer(*compute_, own, of_optimizer, groups);
+    digest_of_optimizer_ = optimizer_->digest();
+    return;
+  }
+  const std::vector<Parameter*> all = model_->model->parameters();
+  const auto keep_own = [&](const char* what, std::vector<std::string>& patterns) {
+    expect_patterns_match(what, patterns, all);
+    std::erase_if(patterns, [&](const std::string& pattern) {
+      return std::ranges::none_of(own, [&](const Parameter* p) { return matches_part(pattern, p->path()); });
+    });
+  };
+  Fnv1a digest;
+  if (auto* const muon = std::get_if<Muon::Options>(&of_optimizer)) {
+    for (const std::string& pattern : muon->adamw_for) digest.add(hash_of(pattern));
+    keep_own("adamw_for", muon->adamw_for);
+    if (!muon->axes) muon->axes = model_->mesh_of_stage();
+    Muon::Options rest = *muon;
+    rest.adamw_for.clear();
+    digest.add(make_optimizer(*compute_, {}, rest)->digest());
+  } else {
+    digest.add(make_optimizer(*compute_, {}, of_optimizer)->digest());
+  }
+  for (ParameterGroup& group : groups) keep_own("a group", group.patterns);
+  optimizer_ = make_optimizer(*compute_, own, of_optimizer, std::move(groups));
+  digest_of_optimizer_ = digest.value;
 }
 
 // Freezes and unfreezes what the schedule says of this step. A parameter that is trained for the first time
@@ -208,7 +242,7 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   const auto content = static_cast<std::int64_t>(hash.value);
   const std::int64_t rate = lr && fault == kNone ? bits_of(*lr) : 0;
   std::vector<Setting> settings =
-      settings_of(options_, *model_, optimizer_->digest(), steps_,
+      settings_of(options_, *model_, digest_of_optimizer_, steps_,
                   steps_ > 0 || model_->stages ? 0 : history_of_first_values(model_->parameters()));
   // Bits differ between instruction sets.
   const auto isa = static_cast<std::int64_t>(cpu_isa());
@@ -351,7 +385,7 @@ Pipeline& Trainer::pipeline_for(int micro_batches, Module& loss, bool trains) {
     made = std::make_unique<Pipeline>(*model_->model, &loss, model_->stages.group(), *compute_,
                                       PipelineOptions{trains ? model_->schedule_for(micro_batches)
                                                              : model_->forward_schedule_for(micro_batches),
-                                                      model_->stage_paths, model_->border});
+                                                      model_->stage_paths, model_->border, model_->tied});
   return *made;
 }
 
@@ -442,6 +476,17 @@ Trainer::Result Trainer::take_backward(const Batches& batches, std::optional<dou
   return result;
 }
 
+// The norm of a pipeline's gradients, which it clips.
+double Trainer::norm_of_stages(std::span<Parameter* const> parameters) const {
+  const std::vector<Gradient> gradients = gradients_of(parameters, "trainer");
+  std::vector<std::string> copies;
+  for (const Gradient& g : gradients)
+    if (!model_->is_own(g.name)) copies.emplace_back(g.name);
+  return options_.max_norm > 0 ? clip_pipeline_grad_norm(gradients, model_->stages, options_.max_norm,
+                                                         options_.non_finite, copies)
+                               : pipeline_grad_norm(gradients, model_->stages, copies);
+}
+
 // Clips, and takes a step, on all ranks with one learning rate.
 Trainer::Result Trainer::apply(double lr) {
   Result result = *pending_;
@@ -457,10 +502,7 @@ Trainer::Result Trainer::apply(double lr) {
   if (scaler_ && !finite_)
     result.grad_norm = std::numeric_limits<double>::infinity();
   else if (model_->stages)
-    result.grad_norm = options_.max_norm > 0
-                           ? clip_pipeline_grad_norm(gradients_of(parameters, "trainer"), model_->stages,
-                                                     options_.max_norm, options_.non_finite)
-                           : pipeline_grad_norm(gradients_of(parameters, "trainer"), model_->stages);
+    result.grad_norm = norm_of_stages(parameters);
   else
     result.grad_norm = options_.max_norm > 0 ? clip_grad_norm(parameters, options_.max_norm, 2,
                                                               options_.non_finite, compute_, model_->exact)

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "pp/schedule_table.hpp"
 #include "weft/base/error.hpp"
@@ -15,6 +16,10 @@ void bad_pipeline_schedule(const PipelineSchedule& s, const std::string& text) {
 
 void check_pipeline_numbers(const PipelineSchedule& s) {
   constexpr int kMostStages = 4096, kMostMicroBatches = 1 << 16, kMostPasses = 1 << 22;
+  if (std::ranges::any_of(s.name, [](unsigned char c) { return c <= ' ' || c == '#' || c == 0x7F; }))
+    bad_pipeline_schedule(s,
+                          "the name is not one word, and no file could hold it; expected no blanks, no "
+                          "'#' and no control characters");
   const auto expect = [&](const char* what, std::int64_t is, std::int64_t most) {
     if (is < 1 || is > most) bad_pipeline_schedule(s, fmt::format("{} {}; expected 1 to {}", is, what, most));
   };
@@ -215,17 +220,17 @@ class ScheduleCheck {
     }
   }
 
-  // From a rank to another, sends and receives have one order.
+  // From a rank to another, sends and receives have one order. Only ranks of neighbouring stages exchange
+  // messages.
   void expect_channels() const {
-    const auto ranks = static_cast<std::size_t>(s_.ranks);
-    std::vector<std::vector<Place>> sent(ranks * ranks);
-    std::vector<std::size_t> taken(ranks * ranks);
-    const auto channel = [&](int from, int to) {
-      return static_cast<std::size_t>(from) * ranks + static_cast<std::size_t>(to);
+    struct Channel {
+      std::vector<Place> sent;
+      std::size_t taken = 0;
     };
+    std::map<std::pair<int, int>, Channel> channels;  // by sender and receiver
     for (int rank = 0; rank < s_.ranks; ++rank)
       for (int i = 0; const PipelineAction& a : s_.actions[static_cast<std::size_t>(rank)]) {
-        if (sends(a.kind)) sent[channel(rank, rank_of(other_end(a).stage))].push_back({rank, i});
+        if (sends(a.kind)) channels[{rank, rank_of(other_end(a).stage)}].sent.push_back({rank, i});
         ++i;
       }
     for (int rank = 0; rank < s_.ranks; ++rank)
@@ -233,8 +238,9 @@ class ScheduleCheck {
         const Place place{rank, i++};
         if (!receives(a.kind)) continue;
         const int from = rank_of(other_end(a).stage);
-        const std::size_t number = taken[channel(from, rank)]++;
-        const Place send = sent[channel(from, rank)][number];
+        Channel& channel = channels[{from, rank}];
+        const std::size_t number = channel.taken++;
+        const Place send = channel.sent[number];
         if (other_end(action(send)) != a)
           wrong(
               fmt::format("{} and {}: message number {} from rank {} to rank {} is not the same at both "

@@ -59,7 +59,7 @@ void check_of_stages(std::span<const Gradient> gradients, const DeviceMesh& stag
 
 // The norm, and whether all elements are finite: the same on all ranks.
 double norm_of_stages(std::span<const Gradient> gradients, const DeviceMesh& stages, double max_norm,
-                      NonFinite non_finite) {
+                      NonFinite non_finite, std::span<const std::string> copies) {
   std::optional<Error> own;
   dp::FixedSum squares;
   const DeviceMesh root = stages.root();
@@ -69,8 +69,9 @@ double norm_of_stages(std::span<const Gradient> gradients, const DeviceMesh& sta
       dp::FixedSum of_gradient;
       of_gradient.add(
           {reinterpret_cast<const float*>(g.data.data), static_cast<std::size_t>(g.data.count())});
+      const bool counts = counts_here(g, root, stages) && std::ranges::count(copies, g.name) == 0;
       // Replicas that are not finite count, so that their ranks are named.
-      if (counts_here(g, root, stages) || !of_gradient.finite()) squares += of_gradient;
+      if (counts || !of_gradient.finite()) squares += of_gradient;
     }
   } catch (const Error& e) {
     own = e;
@@ -116,13 +117,14 @@ double norm_of_stages(std::span<const Gradient> gradients, const DeviceMesh& sta
 
 }  // namespace
 
-double pipeline_grad_norm(std::span<const Gradient> gradients, const DeviceMesh& stages) {
-  return norm_of_stages(gradients, stages, std::numeric_limits<double>::infinity(), NonFinite::skip);
+double pipeline_grad_norm(std::span<const Gradient> gradients, const DeviceMesh& stages,
+                          std::span<const std::string> copies) {
+  return norm_of_stages(gradients, stages, std::numeric_limits<double>::infinity(), NonFinite::skip, copies);
 }
 
 double clip_pipeline_grad_norm(std::span<const Gradient> gradients, const DeviceMesh& stages, double max_norm,
-                               NonFinite non_finite) {
-  const double norm = norm_of_stages(gradients, stages, max_norm, non_finite);
+                               NonFinite non_finite, std::span<const std::string> copies) {
+  const double norm = norm_of_stages(gradients, stages, max_norm, non_finite, copies);
   if (!std::isfinite(norm)) return norm;
   const double coefficient = std::min(1.0, max_norm / (norm + 1e-6));
   if (coefficient < 1)

@@ -15,6 +15,7 @@
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/init.hpp"
+#include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
 
 namespace weft {
@@ -23,6 +24,7 @@ namespace {
 using pp::Kind;
 
 constexpr int kPipelineTag = 0x5050;  // of all messages between stages
+constexpr int kTiedTag = 0x5051;      // of gradients of tied weights
 
 [[noreturn]] void bad_pipeline(const std::string& text) {
   throw Error(ErrorCode::bad_argument, "pipeline: " + text);
@@ -48,6 +50,7 @@ struct Pipeline::Impl {
     PersistentCall receive;
     Work arrival{};
     bool free = true;
+    bool used = false;  // in the run under way
   };
   using SlotKey = std::tuple<int, DType, std::vector<std::int64_t>>;  // source, dtype, shape
   struct Sending {
@@ -74,6 +77,7 @@ struct Pipeline::Impl {
   std::vector<std::optional<PipelineStage>> stages;  // by stage; of this rank
   std::map<SlotKey, std::deque<Slot>> slots;
   std::int64_t digest_of_schedule = 0, digest_of_stages = 0;
+  std::vector<std::vector<int>> stages_of_uses;  // of each tied weight
 
   // The state of the run under way.
   std::span<const PipelineMicroBatch> batches;
@@ -115,8 +119,11 @@ struct Pipeline::Impl {
       if (schedule.rank_of_stage[static_cast<std::size_t>(stage)] == group.rank())
         stages.back().emplace(model, options.stages[static_cast<std::size_t>(stage)]);
     }
+    place_tied_weights();
     Fnv1a of_schedule, of_stages;
     of_schedule.add(to_string(schedule));
+    for (const TiedWeight& weight : options.tied)
+      for (const std::string& path : weight.modules) of_stages.add(path), of_stages.add("\n");
     for (const std::vector<std::string>& stage : options.stages) {
       of_stages.add(std::uint64_t{stage.size()});
       for (const std::string& path : stage) of_stages.add(path), of_stages.add("\n");
@@ -135,6 +142,96 @@ struct Pipeline::Impl {
     return borders[static_cast<std::size_t>(stage)][static_cast<std::size_t>(m)];
   }
   Pass& pass_of(const PipelineAction& a) { return passes[{a.stage, a.micro_batch}]; }
+
+  // --- tied weights ---
+
+  int stage_of(const std::string& module) const {
+    for (std::size_t stage = 0; stage < options.stages.size(); ++stage)
+      for (const std::string& path : options.stages[stage])
+        if (is_inside(module, path)) return static_cast<int>(stage);
+    bad_pipeline(fmt::format("tied: \"{}\" is in no stage", module));
+  }
+  void place_tied_weights() {
+    for (const TiedWeight& weight : options.tied) {
+      stages_of_uses.emplace_back();
+      for (const std::string& module : weight.modules) stages_of_uses.back().push_back(stage_of(module));
+    }
+    std::map<const Parameter*, std::string> owners;
+    for (const std::vector<std::string>& stage : options.stages)
+      for (const std::string& path : stage)
+        for (Parameter* p : model.get(path).parameters())
+          if (const auto [owner, first] = owners.emplace(p, path); !first)
+            bad_pipeline(
+                fmt::format("\"{}\" and \"{}\" share the weight \"{}\"; expected untie() and its "
+                            "result in `tied`",
+                            owner->second, path, p->path()));
+  }
+  int rank_of_use(std::size_t weight, std::size_t use) const { return rank_of(stages_of_uses[weight][use]); }
+  // The Parameter that holds the values on this rank; null: no use is here.
+  Parameter* held_here(std::size_t weight) const {
+    for (std::size_t use = 0; use < stages_of_uses[weight].size(); ++use)
+      if (rank_of_use(weight, use) == group.rank()) return options.tied[weight].uses[use].get();
+    return nullptr;
+  }
+  // Calls `visit` for each Parameter of this rank that reads the memory of another one, that is its second
+  // argument.
+  template <class Visit>
+  void each_reader(const Visit& visit) const {
+    for (std::size_t weight = 0; weight < options.tied.size(); ++weight) {
+      Parameter* const held = held_here(weight);
+      for (std::size_t use = 0; use < stages_of_uses[weight].size(); ++use)
+        if (Parameter* const p = options.tied[weight].uses[use].get();
+            rank_of_use(weight, use) == group.rank() && p != held)
+          visit(*p, *held);
+    }
+  }
+
+  // Every use but the first begins with no gradient: what an earlier run has left is in the first one's.
+  void begin_tied_weights() {
+    for (std::size_t weight = 0; weight < options.tied.size(); ++weight)
+      for (std::size_t use = 1; use < stages_of_uses[weight].size(); ++use)
+        options.tied[weight].uses[use]->zero_gradient();
+    each_reader([&](Parameter& reader, const Parameter& held) {
+      if (!reader.materialised()) reader.materialise(compute);
+      reader.set_master(held.master());
+      if (reader.trainable() != held.trainable()) reader.set_trainable(held.trainable());
+    });
+  }
+
+  // The rank of the first use adds the gradients of all uses, in their order, and gives the sum to the ranks
+  // of the others.
+  void add_tied_gradients() {
+    for (std::size_t weight = 0; weight < options.tied.size(); ++weight) {
+      Parameter* const held = held_here(weight);
+      if (held == nullptr || !held->trainable()) continue;
+      const int root = rank_of_use(weight, 0);
+      std::vector<int> others;
+      for (std::size_t use = 1; use < stages_of_uses[weight].size(); ++use) {
+        const int rank = rank_of_use(weight, use);
+        if (rank != root && std::ranges::count(others, rank) == 0) others.push_back(rank);
+        Parameter& p = *options.tied[weight].uses[use];
+        if (root == group.rank()) add_gradient(*held, rank == root ? p.gradient() : Tensor(), rank);
+        if (rank == group.rank() && rank != root)
+          group.send(ConstBuffer(p.gradient()), root, {.tag = kTiedTag}).wait();
+        if (rank == group.rank() && &p != held) p.zero_gradient();
+      }
+      for (const int rank : others)
+        if (root == group.rank())
+          group.send(ConstBuffer(held->gradient()), rank, {.tag = kTiedTag}).wait();
+        else if (rank == group.rank())
+          group.recv(Buffer(held->gradient()), root, {.tag = kTiedTag}).wait();
+    }
+  }
+  // `other`: the gradient of another use; null: it comes from `rank`.
+  void add_gradient(const Parameter& to, Tensor other, int rank) const {
+    const Tensor sum = to.gradient();
+    if (!other) {
+      other = compute.make(sum.shape(), sum.dtype(), Memory::shared);
+      group.recv(Buffer(other), rank, {.tag = kTiedTag}).wait();
+    }
+    kernels::add(kernels_of(compute), sum.data_ptr<float>(), other.data_ptr<float>(), sum.data_ptr<float>(),
+                 sum.count());
+  }
 
   // --- agreement ---
 
@@ -237,12 +334,21 @@ struct Pipeline::Impl {
     const int other = forward ? a.stage - 1 : a.stage + 1;
     Slot& slot = free_slot(rank_of(other), border(forward ? a.stage : other, a.micro_batch));
     slot.free = false;
+    slot.used = true;
     slot.arrival = slot.receive.start();
     (forward ? pass_of(a).x_slot : pass_of(a).dy_slot) = &slot;
   }
   Tensor arrived(Slot* slot, const PipelineBorder& b) {
     slot->arrival.wait();
     return slot->memory.with_layout(b.layout);
+  }
+  // Other shapes than those of this run may never come again.
+  void keep_used_slots() {
+    for (auto& [key, all] : slots) {
+      std::erase_if(all, [](const Slot& slot) { return !slot.used; });
+      for (Slot& slot : all) slot.used = false;
+    }
+    std::erase_if(slots, [](const auto& of_shape) { return of_shape.second.empty(); });
   }
   static void release(Slot*& slot) {
     if (slot != nullptr) slot->free = true;
@@ -401,6 +507,12 @@ struct Pipeline::Impl {
       }
     }
     while (!sending.empty()) take_oldest_send();
+    try {
+      if (trains) add_tied_gradients();
+    } catch (const std::exception& e) {
+      if (!group.failed()) group.abort(fmt::format("pipeline: the gradients of tied weights: {}", e.what()));
+      throw;
+    }
   }
   void abort(std::size_t action, const char* why) const {
     group.abort(fmt::format("pipeline: {}: {}",
@@ -452,6 +564,7 @@ std::vector<Parameter*> Pipeline::parameters() const {
   for (const auto& stage : impl_->stages)
     if (stage)
       for (Parameter* p : stage->parameters()) own.push_back(p);
+  impl_->each_reader([&](Parameter& reader, Parameter&) { std::erase(own, &reader); });
   for (Parameter* p : impl_->model.parameters())
     if (std::ranges::count(own, p) > 0) all.push_back(p);
   return all;
@@ -479,16 +592,25 @@ Pipeline::Result Pipeline::run(std::span<const PipelineMicroBatch> micro_batches
   i.dloss.assign(dloss.begin(), dloss.end());
   i.spans.clear();
   i.agree();
+  i.begin_tied_weights();
   i.losses.assign(micro_batches.size(), {});
   i.outputs.assign(micro_batches.size(), {});
   i.perform_all();
   Result result;
   i.tell_losses(result);
   i.group.barrier().wait();  // an error of the last passes of another rank is an error of all
+  i.keep_used_slots();
   if (!i.trains && i.here(i.last())) result.outputs = std::move(i.outputs);
   return result;
 }
 
 const std::vector<PipelineTimeline::Span>& Pipeline::spans() const noexcept { return impl_->spans; }
+
+std::int64_t Pipeline::message_bytes() const noexcept {
+  std::int64_t bytes = 0;
+  for (const auto& [key, all] : impl_->slots)
+    for (const Impl::Slot& slot : all) bytes += slot.memory.bytes();
+  return bytes;
+}
 
 }  // namespace weft

@@ -124,8 +124,8 @@ std::string to_string(const PipelineAction& a) {
 }
 
 std::string to_string(const PipelineSchedule& s) {
-  std::string text =
-      fmt::format("schedule {}\nranks {}\nmicro-batches {}\nstages", s.name, s.ranks, s.micro_batches);
+  std::string text = s.name.empty() ? std::string() : fmt::format("schedule {}\n", s.name);
+  text += fmt::format("ranks {}\nmicro-batches {}\nstages", s.ranks, s.micro_batches);
   for (const int rank : s.rank_of_stage) text += fmt::format(" {}", rank);
   text += "\nmemory";
   for (const int count : s.memory) text += fmt::format(" {}", count);

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
-#include <set>
+#include <memory>
 
 #include "weft/base/error.hpp"
+#include "weft/nn/linear.hpp"
 #include "weft/nn/path_pattern.hpp"
 
 namespace weft {
@@ -17,12 +17,43 @@ namespace {
   throw Error(ErrorCode::bad_argument, "pipeline stages: " + text);
 }
 
-bool is_inside(std::string_view path, std::string_view module) {
-  return module.empty() || path == module ||
-         (path.starts_with(module) && path.size() > module.size() && path[module.size()] == '.');
+// Modules that give a parameter a path.
+class Named : public Module {
+ public:
+  Named(std::string_view path, const ParameterRef& parameter) {
+    const std::size_t dot = path.find('.');
+    if (dot == std::string_view::npos) {
+      add(std::string(path), parameter);
+      return;
+    }
+    below_ = std::make_unique<Named>(path.substr(dot + 1), parameter);
+    add(std::string(path.substr(0, dot)), *below_);
+  }
+
+ private:
+  Tensors do_forward(Inputs, Frame&) override { return {}; }
+  Tensors do_backward(Inputs, Frame&) override { return {}; }
+  std::unique_ptr<Named> below_;
+};
+
+// A Parameter like `p`, without a gradient of its own yet.
+ParameterRef twin_of(const Parameter& p) {
+  auto twin = std::make_shared<Parameter>(p.global_shape(), p.init());
+  const Named named(p.path(), twin);
+  twin->set_dtype(p.dtype());
+  twin->set_decays(p.decays());
+  twin->set_trainable(p.trainable());
+  if (p.layout() != nullptr) twin->set_layout(p.layout());
+  twin->fix_layout(p.layout_fixed_by());
+  return twin;
 }
 
 }  // namespace
+
+bool is_inside(std::string_view path, std::string_view module) noexcept {
+  return module.empty() || path == module ||
+         (path.starts_with(module) && path.size() > module.size() && path[module.size()] == '.');
+}
 
 PipelineStage::PipelineStage(Module& model, std::span<const std::string> paths) {
   for (const std::string& path : paths) modules_.push_back(&model.get(path));
@@ -61,6 +92,43 @@ std::vector<ModuleBuffer*> PipelineStage::buffers() const {
   return all;
 }
 
+std::vector<TiedWeight> untie(Module& model) {
+  struct Use {
+    Module* module;
+    ParameterRef weight;
+  };
+  std::vector<std::vector<Use>> all;  // of each parameter
+  model.visit([&](Module& m) {
+    for (const auto& [name, p] : m.own_parameters()) {
+      auto found = std::ranges::find_if(all, [&, &p = p](const auto& uses) { return uses[0].weight == p; });
+      if (found == all.end()) found = all.insert(all.end(), std::vector<Use>());
+      const bool made = p->path() == (m.path().empty() ? name : fmt::format("{}.{}", m.path(), name));
+      found->insert(made ? found->begin() : found->end(), Use{&m, p});
+    }
+  });
+  std::erase_if(all, [](const auto& uses) { return uses.size() < 2; });
+  for (const std::vector<Use>& uses : all) {
+    const Parameter& weight = *uses[0].weight;
+    if (weight.materialised())
+      bad_stages(fmt::format("\"{}\" has memory; expected a tied weight without", weight.path()));
+    for (std::size_t i = 1; i < uses.size(); ++i)
+      if (dynamic_cast<Linear*>(uses[i].module) == nullptr)
+        bad_stages(fmt::format("\"{}\" shares the weight \"{}\" and is no Linear; expected a Linear",
+                               uses[i].module->path(), weight.path()));
+  }
+  std::vector<TiedWeight> tied;
+  for (const std::vector<Use>& uses : all) {
+    TiedWeight weight{{uses[0].weight}, {uses[0].module->path()}};
+    for (std::size_t i = 1; i < uses.size(); ++i) {
+      weight.uses.push_back(twin_of(*uses[0].weight));
+      weight.modules.push_back(uses[i].module->path());
+      dynamic_cast<Linear&>(*uses[i].module).tie_weight(weight.uses[i]);
+    }
+    tied.push_back(std::move(weight));
+  }
+  return tied;
+}
+
 std::vector<std::string> pipeline_path(Module& model, std::span<const std::string> patterns) {
   std::vector<std::string> paths;
   for (const std::string& pattern : patterns) {
@@ -88,13 +156,6 @@ std::vector<std::string> pipeline_path(Module& model, std::span<const std::strin
     if (around && (!m.before().empty() || !m.after().empty()))
       bad_stages(fmt::format("\"{}\" has boundaries of its own, which no stage would cross", m.path()));
   });
-  std::map<const Parameter*, std::string> owners;
-  for (const std::string& path : paths)
-    for (Parameter* p : model.get(path).parameters())
-      if (const auto [owner, first] = owners.emplace(p, path); !first)
-        bad_stages(
-            fmt::format("\"{}\" and \"{}\" share the weight \"{}\"; a pipeline does not support that yet",
-                        owner->second, path, p->path()));
   return paths;
 }
 

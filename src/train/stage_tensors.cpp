@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <numeric>
-#include <set>
 
 #include "weft/base/error.hpp"
 
@@ -85,7 +85,7 @@ StageTensors::StageTensors(const DeviceMesh& stages, std::span<const MutableName
   group.all_gather_v(mine, all, Blocks{sizes}).wait();
   const DeviceMesh root = stages.root();
   std::size_t begin = 0;
-  std::set<std::string> names;
+  std::map<std::string, std::size_t> numbers;  // of items
   for (std::size_t owner = 0; owner < ranks; ++owner) {
     const auto count_of = static_cast<std::size_t>(sizes[owner]);
     WordReader reader(std::span<const std::int64_t>(all).subspan(begin, count_of));
@@ -99,10 +99,15 @@ StageTensors::StageTensors(const DeviceMesh& stages, std::span<const MutableName
                 nullptr,
                 {}};
       item.whole = reader.layout(root);
-      if (!names.insert(item.name).second)
-        throw Error(ErrorCode::bad_argument,
-                    fmt::format("checkpoint of stages: two stages have \"{}\"", item.name));
       if (group.rank() == item.owner) item.own = own[i].data.data;
+      if (const auto [first, is_new] = numbers.emplace(item.name, items_.size()); !is_new) {
+        Item& earlier = items_[first->second];
+        if (earlier.dtype != item.dtype || earlier.whole != item.whole)
+          throw Error(ErrorCode::bad_argument,
+                      fmt::format("checkpoint of stages: two stages have another \"{}\"", item.name));
+        if (earlier.own == nullptr) earlier.own = item.own;
+        continue;
+      }
       item.divided = item.whole;
       // A tensor without dimensions, or with segments that are cut one by one, stays whole on all ranks.
       if (item.whole->global.rank() > 0 && item.whole->segments.sizes.empty()) {
@@ -130,7 +135,7 @@ void StageTensors::spread() {
   for (Item& item : items_) {
     if (count(item) == 0) continue;
     whole.resize(static_cast<std::size_t>(count(item) * size_bytes(item.dtype)));
-    std::byte* const from = item.own != nullptr ? item.own : whole.data();
+    std::byte* const from = item.owner == stages_.rank() ? item.own : whole.data();
     stages_.group().broadcast(Buffer(from, count(item), item.dtype), item.owner).wait();
     const auto own = item.counts.begin() + stages_.rank();
     const std::int64_t first =

@@ -17,7 +17,9 @@ namespace weft {
 class StageTensors {
  public:
   /// `own`: the tensors of this rank's stages, with layouts over the root of `stages`, Replicate on `stages`.
-  /// Collective over `stages`. Throws bad_argument, on all ranks, if two stages have a tensor of one name.
+  /// Stages may have equal tensors of one name, those of tied weights: the list has them once, from the first
+  /// rank that has them. Collective over `stages`. Throws bad_argument, on all ranks, if two stages have
+  /// tensors of one name that differ in dtype or layout.
   StageTensors(const DeviceMesh& stages, std::span<const MutableNamedView> own);
 
   /// This rank's parts of the tensors of all stages.

@@ -70,9 +70,11 @@ struct Form {
   int ranks() const { return pp * dp * tp; }
 };
 
+using Change = std::function<void(BuildOptions&)>;
+
 struct TrainingRun {
   TrainingRun(Rank& rank, const Form& form, const Trainer::Options& options,
-              const TransformerConfig& of = config())
+              const TransformerConfig& of = config(), const Change& change = {})
       : group(rank.group().split(rank.rank < form.ranks() ? 0 : 1)),
         compute(rank.context),
         mesh(group, {{"pp", form.pp}, {"dp", form.dp}, {"tp", form.tp}}) {
@@ -82,6 +84,7 @@ struct TrainingRun {
       build.pipeline.kind = *form.kind;
       if (*form.kind == PipelineKind::interleaved) build.pipeline.stages_per_rank = form.pp > 2 ? 2 : 3;
     }
+    if (change) change(build);
     model.emplace(build_parallel_model(of, mesh, compute, build));
     trainer.emplace(*model, compute, options);
   }
@@ -126,32 +129,74 @@ void expect_same(const Outcome& got, const std::vector<Outcome>& references, con
   for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, reference.parameters.at(name)) << name;
 }
 
-std::vector<Outcome> outcomes(const Form& form, double max_norm, int micro_batches) {
+std::vector<Outcome> outcomes(const Form& form, double max_norm, int micro_batches,
+                              const TransformerConfig& of = config(), const Change& change = {}) {
   std::vector<Outcome> all(static_cast<std::size_t>(form.ranks()));
   test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
-    all[static_cast<std::size_t>(rank.rank)] = TrainingRun(rank, form, sgd(max_norm)).steps(micro_batches);
+    all[static_cast<std::size_t>(rank.rank)] =
+        TrainingRun(rank, form, sgd(max_norm), of, change).steps(micro_batches);
   });
   return all;
+}
+
+constexpr PipelineKind kTraining[] = {PipelineKind::gpipe, PipelineKind::one_f_one_b,
+                                      PipelineKind::interleaved, PipelineKind::zero_bubble};
+
+// The bits of all numbers of stages and all schedules are those of one stage, on this mesh of the other axes.
+void expect_bits_of_one_stage(int dp, int tp, int micro_batches, const TransformerConfig& of = config(),
+                              const Change& change = {}) {
+  const std::vector<Outcome> one =
+      outcomes({1, dp, tp, PipelineKind::one_f_one_b}, 0.5, micro_batches, of, change);
+  for (const int pp : {1, 2, 3, 4})
+    for (const PipelineKind kind : kTraining) {
+      const Form form{pp, dp, tp, kind};
+      if (form.ranks() > 8 || (kind == PipelineKind::interleaved && pp == 4)) continue;
+      SCOPED_TRACE(fmt::format("{} x {} x {}, {}, {} micro-batches", pp, dp, tp, name(kind), micro_batches));
+      test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+        TrainingRun run(rank, form, sgd(0.5), of, change);
+        expect_same(run.steps(micro_batches), one, run);
+      });
+    }
 }
 
 // Norm and clip included: the pipeline of one stage is the reference.
 TEST(ModelsPipeline, EveryMeshHasTheBitsOfOneStage) {
   for (const auto& [dp, tp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}})
-    for (const int micro_batches : {1, 3}) {
-      const std::vector<Outcome> one = outcomes({1, dp, tp, PipelineKind::one_f_one_b}, 0.5, micro_batches);
-      for (const int pp : {2, 3, 4})
-        for (const PipelineKind kind : {PipelineKind::gpipe, PipelineKind::one_f_one_b,
-                                        PipelineKind::interleaved, PipelineKind::zero_bubble}) {
-          const Form form{pp, dp, tp, kind};
-          if (form.ranks() > 8 || (kind == PipelineKind::interleaved && pp == 4)) continue;
-          SCOPED_TRACE(
-              fmt::format("{} x {} x {}, {}, {} micro-batches", pp, dp, tp, name(kind), micro_batches));
-          test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
-            TrainingRun run(rank, form, sgd(0.5));
-            expect_same(run.steps(micro_batches), one, run);
-          });
-        }
-    }
+    for (const int micro_batches : {1, 3}) expect_bits_of_one_stage(dp, tp, micro_batches);
+}
+
+TransformerConfig tied_config() {
+  TransformerConfig c = config();
+  c.tied = true;
+  return c;
+}
+
+// The gradients of the two uses of a tied weight are two sums, also on one stage; norm and clip count the
+// weight once.
+TEST(ModelsPipeline, TiedWeightsHaveTheBitsOfOneStage) {
+  for (const auto& [dp, tp] : {std::pair{1, 1}, {2, 1}, {1, 2}})
+    for (const int micro_batches : {1, 3}) expect_bits_of_one_stage(dp, tp, micro_batches, tied_config());
+  expect_bits_of_one_stage(1, 2, 3, tied_config(),
+                           [](BuildOptions& o) { o.tensor.vocab = VocabSplit::shard; });
+}
+
+// A model that is no pipeline adds the gradients of both uses into one sum, in another order.
+TEST(ModelsPipeline, TiedWeightsAreThoseOfATrainerWithoutAPipeline) {
+  const Outcome plain = outcomes({1, 1, 1}, 0.5, 3, tied_config())[0];
+  test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
+    const Form form{3, 1, 1, PipelineKind::one_f_one_b};
+    TrainingRun run(rank, form, sgd(0.5), tied_config());
+    const Outcome got = run.steps(3);
+    const std::string weight = "token_embedding.embedding.weight";
+    EXPECT_EQ(got.parameters.count(weight), rank.rank == 1 ? 0u : 1u);
+    EXPECT_EQ(got.parameters.count("output_head.proj.weight"), 0u);
+    EXPECT_EQ(got.losses[0], plain.losses[0]);
+    EXPECT_NEAR(got.losses[1], plain.losses[1], 1e-6 * plain.losses[1]);
+    EXPECT_NEAR(got.norms[0], plain.norms[0], 1e-6 * plain.norms[0]);
+    for (const auto& [name, values] : got.parameters)
+      for (std::size_t i = 0; i < values.size(); ++i)
+        ASSERT_NEAR(values[i], plain.parameters.at(name)[i], 1e-6) << name;
+  });
 }
 
 // Without clip a model that is no pipeline has the same bits; its norm is summed in another way.
@@ -212,6 +257,41 @@ TEST(ModelsPipeline, CheckpointsAreThoseOfAnyMesh) {
         expect_after(run.steps(3));
       });
     }
+}
+
+// The file has the weight once, and every stage that uses it is given it.
+TEST(ModelsPipeline, CheckpointsHaveATiedWeightOnce) {
+  const test::TemporaryFolder folder;
+  const auto adamw = [] { return Trainer::Options{.seed = 4, .ema = Ema::Options{.decay = 0.9}}; };
+  const Form four{4, 1, 1, PipelineKind::zero_bubble};
+  Outcome loaded, after;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    TrainingRun run(rank, {1, 1, 1, PipelineKind::gpipe}, adamw(), tied_config());
+    loaded = run.steps(3);
+    after = run.steps(3);
+  });
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    TrainingRun run(rank, four, adamw(), tied_config());
+    run.steps(3);
+    run.trainer->save(folder / "four");
+  });
+  for (const Form& form :
+       {Form{1, 1, 1}, Form{1, 1, 1, PipelineKind::gpipe}, Form{1, 2, 2}, Form{2, 1, 1, PipelineKind::gpipe},
+        Form{3, 1, 1, PipelineKind::interleaved}, four, Form{2, 2, 2, PipelineKind::one_f_one_b}})
+    test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+      SCOPED_TRACE(fmt::format("loaded on {} x {} x {}", form.pp, form.dp, form.tp));
+      TrainingRun run(rank, form, adamw(), tied_config());
+      run.trainer->load(folder / "four");
+      for (const Parameter* p : run.model->parameters()) {
+        const Tensor whole = form.ranks() == 1 ? p->master() : full(p->master());
+        EXPECT_THAT(whole.f32(), ::testing::ElementsAreArray(loaded.parameters.at(p->path()))) << p->path();
+      }
+      if (!form.kind || form.dp > 1) return;
+      const Outcome got = run.steps(3);
+      EXPECT_EQ(got.losses, after.losses);
+      EXPECT_EQ(got.evaluations, after.evaluations);
+      for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, after.parameters.at(name)) << name;
+    });
 }
 
 // Stages that are cut over tensor ranks, and copied over data ranks.
@@ -330,7 +410,6 @@ TEST(ModelsPipeline, UnsupportedOptionsAreNamed) {
     EXPECT_EQ(text([](auto& o, auto&) { o.tensor.sequence_parallel = true; }),
               with + "sequence_parallel is not supported");
     EXPECT_EQ(text([](auto& o, auto&) { o.exact = Exact::yes; }), with + "exact mode is not supported");
-    EXPECT_THAT(text([](auto&, auto& of) { of.tied = true; }), HasSubstr("share the weight"));
     EXPECT_EQ(
         text([](auto& o, auto&) { o.data_axis = "pp"; }),
         "bad_argument: build_parallel_model: pipeline_axis: \"pp\" is a data or tensor axis of pp=2 x dp=1 x "
@@ -381,6 +460,38 @@ TEST(ModelsPipeline, FreezesAndScalesTheLossOnAllStages) {
     EXPECT_EQ(got.norms, one.norms);
     for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, one.parameters.at(name)) << name;
   });
+}
+
+// Groups, and patterns of Muon, that match parameters of some stages alone.
+TEST(ModelsPipeline, OptimizersHaveTheGroupsOfTheWholeModel) {
+  const ParameterGroup head{{"output_head", "norm"}, 0.5, 0.1}, layer{{"layers.1", "token_embedding"}, 2};
+  for (const bool muon : {false, true}) {
+    Trainer::Options options{.groups = {layer, head}, .max_norm = 0.5, .seed = 4};
+    if (muon) options.optimizer = Muon::Options{.adamw_for = {"token_embedding", "output_head"}};
+    Outcome one;
+    test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+      one = TrainingRun(rank, {1, 1, 1, PipelineKind::gpipe}, options).steps(2);
+    });
+    test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
+      const Outcome got = TrainingRun(rank, {3, 1, 1, PipelineKind::one_f_one_b}, options).steps(2);
+      EXPECT_EQ(got.losses, one.losses);
+      for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, one.parameters.at(name)) << name;
+      const auto text = [&](const Trainer::Options& wrong) {
+        return error_text([&] { TrainingRun(rank, {3, 1, 1, PipelineKind::one_f_one_b}, wrong); });
+      };
+      Trainer::Options wrong = options;
+      wrong.groups.push_back({{"decoder"}});
+      EXPECT_EQ(text(wrong),
+                "bad_argument: optimizer: a group has the pattern \"decoder\", which matches no "
+                "parameter");
+      wrong = options;
+      wrong.groups[0].rate = rank.rank == 1 ? 3 : 2;  // of a group without parameters on rank 2
+      TrainingRun run(rank, {3, 1, 1, PipelineKind::one_f_one_b}, wrong);
+      const Data data(*run.model, 0, 2);
+      EXPECT_THAT(error_text([&] { run.trainer->step(data.batches(), 0.1); }),
+                  HasSubstr("options.groups is not the same on all ranks"));
+    });
+  }
 }
 
 // A schedule of one's own, with the stages on the ranks in another order; and activation checkpointing.

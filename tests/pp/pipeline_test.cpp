@@ -402,6 +402,126 @@ TEST(Pipeline, OptionsAreChecked) {
   });
 }
 
+// --- more arguments ---
+
+// Gives each tensor `outputs` times forward, and `gradients` times backward.
+class Copies : public Module {
+ public:
+  Copies(std::size_t outputs, std::size_t gradients) : outputs_(outputs), gradients_(gradients) {}
+
+ private:
+  Tensors do_forward(Inputs x, Frame&) override { return Tensors(outputs_, x[0]); }
+  Tensors do_backward(Inputs dy, Frame&) override { return Tensors(gradients_, dy[0]); }
+  const std::size_t outputs_, gradients_;
+};
+
+TEST(Pipeline, OneTensorCrossesABorder) {
+  for (const bool forward : {true, false})
+    test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+      Compute compute(rank.context);
+      Sequential net;
+      net.append(std::make_unique<Copies>(forward ? 2 : 1, 1));
+      net.append(std::make_unique<Copies>(1, forward ? 1 : 2));
+      MeanSquaredError loss;
+      Pipeline pipeline(
+          net, &loss, rank.group(), compute,
+          {make_pipeline_schedule(PipelineKind::gpipe, 2, 1), {{"0"}, {"1"}}, test::pipe_border});
+      const Error e =
+          error_of([&] { pipeline.run(PipeData(rank.context, 1).batches(), {.seed = 5, .step = 0}); });
+      EXPECT_EQ(e.code(), rank.rank == (forward ? 0 : 1) ? ErrorCode::mismatch : ErrorCode::aborted);
+      EXPECT_THAT(e.what(), HasSubstr(forward ? "pipeline: stage 0 has 2 outputs; expected 1"
+                                              : "pipeline: stage 1 gives 2 gradients of inputs; expected 1"));
+    });
+}
+
+TEST(Pipeline, BordersThatDoNotFitAreRefusedByAll) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const auto net = test::pipe_net();
+    MeanSquaredError loss;
+    const DeviceMesh mesh(rank.group(), {{"pp", 2}});
+    const PipeData data(rank.context, 2);
+    const auto error = [&](const std::function<PipelineBorder(int, const Tensors&)>& border,
+                           bool training = true) {
+      PipelineOptions options = test::pipe_options(*net, make_pipeline_schedule(PipelineKind::gpipe, 2, 2));
+      options.border = border;
+      Pipeline pipeline(*net, &loss, rank.group(), compute, options);
+      return error_of([&] { pipeline.run(data.batches(), {.seed = 5, .step = 0, .training = training}); });
+    };
+    const Error partial = error([&](int, const Tensors& x) {
+      return PipelineBorder{x[0].shape(), DType::f32, make_layout(mesh, {Partial{}}, x[0].shape())};
+    });
+    EXPECT_EQ(std::string(partial.what()),
+              "pipeline: the border in front of stage 1 is Partial; expected whole values");
+    const Error thrown = error([&](int, const Tensors& x) -> PipelineBorder {
+      if (rank.rank == 1) throw std::runtime_error("no idea");
+      return {x[0].shape()};
+    });
+    EXPECT_EQ(thrown.code(), ErrorCode::bad_argument);
+    EXPECT_EQ(std::string(thrown.what()),
+              rank.rank == 1
+                  ? "pipeline: border: no idea"
+                  : "pipeline: rank 1 was given micro-batches that do not fit; its own error says why");
+    const Error kind = error(test::pipe_border, rank.rank == 0);
+    EXPECT_EQ(kind.code(), ErrorCode::mismatch);
+    EXPECT_THAT(kind.what(), HasSubstr("pipeline: rank 1 has another kind of pass than rank 0"));
+  });
+}
+
+// A layer that gives its output a layout which `border` does not name.
+TEST(Pipeline, AnotherLayoutThanThatOfTheBorderIsAMismatch) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const auto net = test::pipe_net();
+    MeanSquaredError loss;
+    const DeviceMesh mesh(rank.group(), {{"pp", 2}});
+    PipelineOptions options = test::pipe_options(*net, make_pipeline_schedule(PipelineKind::gpipe, 2, 1));
+    options.border = [&](int, const Tensors& x) {
+      return PipelineBorder{x[0].shape(), DType::f32, make_layout(mesh, {Replicate{}}, x[0].shape())};
+    };
+    Pipeline pipeline(*net, &loss, rank.group(), compute, options);
+    pipeline.materialise(7);
+    const Error e =
+        error_of([&] { pipeline.run(PipeData(rank.context, 1).batches(), {.seed = 5, .step = 0}); });
+    EXPECT_THAT(e.what(), HasSubstr("pipeline: the output of stage 0 for micro-batch 0 is (3, 6) f32; the "
+                                    "border in front of stage 1 is (3, 6) f32 with a layout, another one"));
+  });
+}
+
+// Each new shape of micro-batches takes memory, which the next run with other shapes gives back.
+TEST(Pipeline, MemoryOfMessagesIsThatOfOneRun) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    Sequential net;
+    for (int i = 0; i < 2; ++i) net.append(std::make_unique<Copies>(1, 1));
+    MeanSquaredError loss;
+    constexpr std::int64_t kRows = 1 << 16;
+    Pipeline pipeline(net, &loss, rank.group(), compute,
+                      {make_pipeline_schedule(PipelineKind::gpipe, 2, 1), {{"0"}, {"1"}}, test::pipe_border});
+    std::int64_t after_first = 0;
+    for (int run = 0; run < 20; ++run) {
+      const Tensor x(rank.context, {kRows + run, 4}), y(rank.context, x.shape());
+      pipeline.run(std::vector<PipelineMicroBatch>{{{x}, {y, scalar(rank.context, x.count())}}},
+                   {.seed = 5, .step = run});
+      if (run == 0) after_first = pipeline.message_bytes();
+    }
+    EXPECT_EQ(after_first, kRows * 16);  // an activation, or its gradient
+    EXPECT_EQ(pipeline.message_bytes(), (kRows + 19) * 16);
+  });
+}
+
+TEST(Pipeline, APathOfAStageIsOneModule) {
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const auto net = test::pipe_net();
+    EXPECT_EQ(error_text([&] {
+                Pipeline(*net, nullptr, rank.group(), compute,
+                         {make_pipeline_schedule(PipelineKind::forward_only, 1, 1), {{"*"}}, nullptr});
+              }),
+              "bad_argument: pipeline: a path of a stage matches several modules");
+  });
+}
+
 // --- stages ---
 
 TEST(PipelineStages, AreCutByWeight) {
@@ -440,6 +560,7 @@ class Nested : public Module {
   Linear head{2, 2, false};
   Sequential body;
   Linear tail{2, 2, false};
+  using Module::add;
 
  private:
   Tensors do_forward(Inputs x, Frame&) override { return {x[0]}; }
@@ -457,9 +578,92 @@ TEST(PipelineStages, PathsCoverTheModel) {
   expect({"head", "body.*"}, "parameter \"tail.weight\" lies in no module of the stages");
   expect({"*", "tail"}, "\"tail\" is there twice");
   expect({"*", "body.0"}, "\"body.0\" lies inside of \"body\"; expected one of them");
+  net.add("odd", std::make_shared<ModuleBuffer>(Shape{2}));
+  expect({"head", "body.*", "tail"}, "buffer \"odd\" lies in no module of the stages");
+}
+
+TEST(PipelineStages, EachUseOfATiedWeightHasItsOwnParameter) {
+  Nested net;
   net.tail.tie_weight(net.head.weight);
-  expect({"head", "body.*", "tail"},
-         "\"head\" and \"tail\" share the weight \"head.weight\"; a pipeline does not support that yet");
+  net.tail.weight->set_trainable(false);
+  const std::vector<TiedWeight> tied = untie(net);
+  ASSERT_EQ(tied.size(), 1u);
+  EXPECT_THAT(tied[0].modules, ElementsAre("head", "tail"));
+  EXPECT_THAT(tied[0].uses, ElementsAre(net.head.weight, net.tail.weight));
+  EXPECT_NE(net.head.weight, net.tail.weight);
+  EXPECT_EQ(net.tail.weight->path(), "head.weight");
+  EXPECT_EQ(net.tail.weight->global_shape(), net.head.weight->global_shape());
+  EXPECT_FALSE(net.tail.weight->trainable());
+  EXPECT_TRUE(untie(net).empty());
+}
+
+// Two modules of another kind share a weight.
+class Scale : public Module {
+ public:
+  Scale() { weight = add("weight", std::make_shared<Parameter>(Shape{2, 2})); }
+  void tie_weight(ParameterRef other) { weight = tie("weight", std::move(other)); }
+  ParameterRef weight;
+
+ private:
+  Tensors do_forward(Inputs x, Frame&) override { return {x[0]}; }
+  Tensors do_backward(Inputs dy, Frame&) override { return {dy[0]}; }
+};
+
+TEST(PipelineStages, WeightsThatCannotBeUntiedAreNamed) {
+  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
+    Compute compute(rank.context);
+    const auto text = [](Module& net) { return error_text([&] { untie(net); }); };
+    Nested net;
+    net.tail.tie_weight(net.head.weight);
+    EXPECT_EQ(error_text([&] {
+                Pipeline(net, nullptr, rank.group(), compute,
+                         {make_pipeline_schedule(PipelineKind::forward_only, 1, 1),
+                          {{"head", "body", "tail"}},
+                          nullptr});
+              }),
+              "bad_argument: pipeline: \"head\" and \"tail\" share the weight \"head.weight\"; expected "
+              "untie() and its result in `tied`");
+    EXPECT_EQ(error_text([&] {
+                Pipeline(net, nullptr, rank.group(), compute,
+                         {make_pipeline_schedule(PipelineKind::forward_only, 1, 1),
+                          {{"head", "body", "tail"}},
+                          {},
+                          {{untie(net)[0].uses, {"head", "foot"}}}});
+              }),
+              "bad_argument: pipeline: tied: \"foot\" is in no stage");
+    Nested full;
+    full.tail.tie_weight(full.head.weight);
+    full.head.weight->materialise(compute);
+    EXPECT_EQ(text(full),
+              "bad_argument: pipeline stages: \"head.weight\" has memory; expected a tied weight without");
+    Sequential scales;
+    for (int i = 0; i < 2; ++i) scales.append(std::make_unique<Scale>());
+    dynamic_cast<Scale&>(scales.get("1")).tie_weight(dynamic_cast<Scale&>(scales.get("0")).weight);
+    EXPECT_EQ(text(scales),
+              "bad_argument: pipeline stages: \"1\" shares the weight \"0.weight\" and is no "
+              "Linear; expected a Linear");
+  });
+}
+
+// A boundary that nothing crosses in a pipeline.
+class Crossed : public Boundary {
+ public:
+  Transfer start_forward(const Tensor&, const TensorName&) const override { return {}; }
+  Transfer start_backward(const Tensor&, const TensorName&) const override { return {}; }
+  LayoutRef out_layout(const LayoutRef& in, const TensorName&) const override { return in; }
+};
+
+TEST(PipelineStages, BoundariesAroundStagesAreRefused) {
+  for (const bool before : {true, false}) {
+    Nested net;
+    const auto boundary = std::make_shared<Crossed>();
+    before ? net.body.add_before(boundary) : net.body.add_after(boundary);
+    const std::vector<std::string> inside{"head", "body.*", "tail"}, around{"head", "body", "tail"};
+    EXPECT_EQ(
+        error_text([&] { pipeline_path(net, inside); }),
+        "bad_argument: pipeline stages: \"body\" has boundaries of its own, which no stage would cross");
+    EXPECT_EQ(pipeline_path(net, around), around);
+  }
 }
 
 }  // namespace

@@ -159,6 +159,11 @@ TEST(PipelineSchedule, WhatDoesNotFitIsNamed) {
   expect("0 ranks; expected 1 to 4096");
   s.micro_batches = 70000;
   expect("70000 micro-batches; expected 1 to 65536");
+  s.rank_of_stage.clear();
+  expect("0 stages; expected 1 to 4096");
+  s.rank_of_stage.assign(4096, 0);
+  s.micro_batches = 4096;
+  expect("16777216 stages x micro-batches; expected 1 to 4194304");
   s.rank_of_stage = {0, 2};
   expect("stage 1 is on rank 2; expected 0 to 1");
   s.actions.pop_back();
@@ -223,6 +228,31 @@ TEST(PipelineSchedule, WhatDoesNotFitIsNamed) {
       "not the same at both ends");
   s.memory = {1, 1};
   expect("rank 0, action 4 (0F1) keeps activation number 2; memory allows rank 0 to keep 1");
+}
+
+// A file has a name as one word, behind which a comment may begin.
+TEST(PipelineSchedule, ANameIsOneWord) {
+  PipelineSchedule s = one_f_one_b();
+  for (const char* name : {"two words", "a#b", "a\nb", " ", "a\t"}) {
+    s.name = name;
+    EXPECT_EQ(refusal(s),
+              fmt::format("schedule \"{}\": the name is not one word, and no file could hold it; expected no "
+                          "blanks, no '#' and no control characters",
+                          name));
+  }
+  for (const char* name : {"", "1f1b", "größer"}) {
+    s.name = name;
+    check_pipeline_schedule(s);
+    EXPECT_EQ(parse_pipeline_schedule(to_string(s)), s);
+  }
+}
+
+// Channels are kept for ranks of neighbouring stages alone: lists of all pairs of 2048 ranks would take 130
+// MB.
+TEST(PipelineSchedule, ManyRanksAreChecked) {
+  const PipelineSchedule s = make_pipeline_schedule(PipelineKind::gpipe, 2048, 1);
+  check_pipeline_schedule(s);
+  EXPECT_EQ(s.stages(), 2048);
 }
 
 TEST(PipelineSchedule, StagesOfOneRankHandTheirTensorsOver) {

@@ -81,7 +81,7 @@ struct BuildOptions {
   DataForm data = DataForm::ddp;
   /// The axis along which the model is cut into stages; a Trainer then runs the schedule of `pipeline`. Each
   /// rank has memory for its own stages alone, and is given all micro-batches of the step. Empty: none. Not
-  /// with DataForm::fsdp, float8, domain_axes, sequence_parallel, exact mode or tied weights.
+  /// with DataForm::fsdp, float8, domain_axes, sequence_parallel or exact mode.
   std::string pipeline_axis = {};
   PipelineForm pipeline = {};
   /// The axes that cut maps in space, one or two: the first cuts the height. Empty: none.
@@ -151,6 +151,7 @@ struct ParallelModel {
   PipelineForm pipeline;                              ///< of BuildOptions
   std::vector<std::vector<std::string>> stage_paths;  ///< the modules of each stage of a pipeline
   std::function<PipelineBorder(int stage, const Tensors& inputs)> border;  ///< between stages
+  std::vector<TiedWeight> tied;                                            ///< the tied weights of a pipeline
 
   /// Use it around all micro-batches except the last: passes then only accumulate. See GradientReducer and
   /// FullySharded. Throws bad_argument in exact mode, whose micro-batches are reduced before they are added:
@@ -170,11 +171,13 @@ struct ParallelModel {
   /// Forward passes alone, for evaluation, with the stages on the same ranks.
   PipelineSchedule forward_schedule_for(int micro_batches) const;
 
-  /// The parameters of this rank: of the whole model, or of its own stages in a pipeline.
+  /// The parameters of this rank: of the whole model, or of its own stages in a pipeline. Stages on several
+  /// ranks may have a tied weight, with equal values; see Pipeline::parameters().
   std::vector<Parameter*> parameters() const;
   /// The buffers, likewise.
   std::vector<ModuleBuffer*> buffers() const;
-  /// Whether the module, parameter or buffer with this path is of this rank's stages, in a pipeline.
+  /// Whether the module, parameter or buffer with this path is of this rank's stages, in a pipeline. A tied
+  /// weight is of the stage with the module of its path.
   bool is_own(std::string_view path) const;
   /// The axes whose ranks have the same rows of a batch and share the work on them: the tensor axis, then the
   /// domain axes, if there are any. Gradients are Partial on these axes until reduce_gradients() sums them.
@@ -183,6 +186,8 @@ struct ParallelModel {
     if (domain) all.push_back(domain.axes());
     return all;
   }
+  /// In a pipeline the axes of the mesh other than that of the stages: the ranks that compute one stage.
+  DeviceMesh mesh_of_stage() const;
   /// The axes whose ranks are given the same batches: axes_of_equal_rows(), and the axis of a pipeline.
   std::vector<DeviceMesh> axes_of_equal_batches() const {
     std::vector<DeviceMesh> all = axes_of_equal_rows();

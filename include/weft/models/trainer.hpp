@@ -224,6 +224,8 @@ class Trainer {
   std::vector<double> pipeline_losses(const std::vector<Batch>& placed, const Tensor& counted, Module& loss,
                                       const Pass& pass, const Tensors& dloss);
   Result apply(double lr);
+  void make_optimizer_of_model();
+  double norm_of_stages(std::span<Parameter* const> parameters) const;
   void freeze_at(std::int64_t step);
   CheckpointExtra with_state(CheckpointExtra extra) const;
 
@@ -231,6 +233,7 @@ class Trainer {
   Compute* compute_;
   Options options_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::uint64_t digest_of_optimizer_ = 0;     // equal on all stages of a pipeline
   std::unique_ptr<CrossEntropy> own_loss_;    // null: the loss of the model
   std::unique_ptr<CrossEntropy> plain_loss_;  // of evaluate(); made when it is needed
   // In a pipeline: by the number of micro-batches, negative for forward passes alone, and the loss.

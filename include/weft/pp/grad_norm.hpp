@@ -3,7 +3,7 @@
 #pragma once
 
 #include <span>
-#include <string_view>
+#include <string>
 
 #include "weft/dp/grad_norm.hpp"
 #include "weft/dp/gradient.hpp"
@@ -20,11 +20,15 @@ namespace weft {
 /// one small all-gather. Throws bad_argument on all ranks for arguments that one rank gave wrong (that rank
 /// says why), and for gradients that are not finite if non_finite says so: the text and Error::ranks() name
 /// the ranks. Throws mismatch if max_norm or non_finite differ between ranks.
-double pipeline_grad_norm(std::span<const Gradient> gradients, const DeviceMesh& stages);
+///
+/// `copies`: names of gradients of tied weights that another stage gives, too: they do not count here.
+double pipeline_grad_norm(std::span<const Gradient> gradients, const DeviceMesh& stages,
+                          std::span<const std::string> copies = {});
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)), as clip_grad_norm() does, and returns the norm
 /// before the scaling. All stages are scaled by one factor, or none is.
 double clip_pipeline_grad_norm(std::span<const Gradient> gradients, const DeviceMesh& stages, double max_norm,
-                               NonFinite non_finite = NonFinite::error);
+                               NonFinite non_finite = NonFinite::error,
+                               std::span<const std::string> copies = {});
 
 }  // namespace weft

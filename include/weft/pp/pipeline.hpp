@@ -40,6 +40,8 @@ struct PipelineOptions {
   std::vector<std::vector<std::string>> stages;
   /// Returns the border in front of `stage`, from 1 on, for a micro-batch with these inputs.
   std::function<PipelineBorder(int stage, const Tensors& inputs)> border;
+  /// The result of untie(), if the model has tied weights.
+  std::vector<TiedWeight> tied = {};
 };
 
 /// One rank of a pipeline: it computes the stages that the schedule places on it. All ranks build the whole
@@ -50,13 +52,13 @@ struct PipelineOptions {
 ///     const PipelineResult r = pipeline.run(micro_batches, {.seed = 1, .step = 0});
 ///
 /// Losses and gradients have the same bits for every schedule, and every number of ranks: a schedule performs
-/// the passes of a stage by rising micro-batch where gradients are summed.
+/// the passes of a stage by rising micro-batch where gradients are summed. Tied weights: see TiedWeight.
 class Pipeline {
  public:
   /// `model`, `loss` (null: for forward passes only), `group` and `compute` must outlive the Pipeline. Rank r
   /// of `group` performs the actions of rank r of the schedule. No communication. Throws the errors of
-  /// check_pipeline_schedule() and pipeline_path(), and bad_argument if numbers of ranks or stages differ, or
-  /// a schedule that trains has no loss.
+  /// check_pipeline_schedule() and pipeline_path(), and bad_argument if numbers of ranks or stages differ, a
+  /// schedule that trains has no loss, or two modules share a weight that is not in `tied`.
   Pipeline(Module& model, Module* loss, ProcessGroup& group, Compute& compute, PipelineOptions options);
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
@@ -66,7 +68,10 @@ class Pipeline {
   /// The number of this rank in the pipeline; of its stages.
   int rank() const noexcept;
   std::vector<int> stages() const;
-  /// The parameters of this rank's stages, in the order of the model.
+  /// The parameters of this rank's stages, in the order of the model. If stages of several ranks use a tied
+  /// weight, each of these ranks has a Parameter with the whole gradient: optimizers that take equal steps
+  /// keep them equal. A rank with several uses has the Parameter of the first one here; run() gives the
+  /// others its memory.
   std::vector<Parameter*> parameters() const;
   /// Gives the parameters and buffers of this rank's stages memory and initial values, which depend only on
   /// `seed`, path and index.
@@ -89,11 +94,16 @@ class Pipeline {
   /// that names both. An error of a pass aborts the group: the other ranks throw `aborted` with the text of
   /// the error and the action. If a rank dies or stops, all others throw the group's error, which names it.
   /// After an error the Pipeline drops all passes under way; parameters may have parts of gradients.
+  ///
+  /// The memory in which messages arrive is kept for the next run. A run gives back what it did not use: that
+  /// of shapes that only earlier runs had.
   Result run(std::span<const PipelineMicroBatch> micro_batches, const Pass& pass, Inputs dloss = {});
 
   /// The computations of this rank in the last run, in seconds since its first action, without the time that
   /// it waited for messages.
   const std::vector<PipelineTimeline::Span>& spans() const noexcept;
+  /// The size of the memory in which messages arrive.
+  std::int64_t message_bytes() const noexcept;
 
  private:
   struct Impl;

@@ -36,7 +36,7 @@ std::string to_string(const PipelineAction& action);
 /// A schedule: each rank performs its actions in their order. Neighbouring stages on different ranks exchange
 /// messages, which the table has as actions; stages on one rank hand their tensors over.
 struct PipelineSchedule {
-  std::string name;  ///< one word, for errors
+  std::string name;  ///< for errors: one word without '#', or empty
   int ranks = 0, micro_batches = 0;
   std::vector<int> rank_of_stage;                    ///< by stage
   std::vector<std::vector<PipelineAction>> actions;  ///< by rank

@@ -232,8 +232,6 @@ void expect_pipeline(const TrainConfig& c) {
   if (c.float8 != "none") refuse("--float8");
   if (c.sequence_parallel) refuse("--sequence-parallel");
   if (c.exact) refuse("--exact");
-  if (c.model.tied) refuse("tied embeddings");
-  if (!c.groups.empty()) refuse("--groups");
   if (!c.init_from.empty()) refuse("--init-from");
   const PipelineForm form = c.pipeline_form();
   const PipelineSchedule s =
