@@ -46,6 +46,7 @@
 #include "weft/mesh/replicas.hpp"
 #include "weft/mesh/reshape.hpp"
 #include "weft/mesh/window.hpp"
+#include "weft/store/elastic.hpp"
 #include "weft/store/file.hpp"
 #include "weft/store/store.hpp"
 #include "weft/store/tcp.hpp"

@@ -8,7 +8,7 @@ import sys
 
 from ._library import FOLDER
 
-WITH_VALUE = ("-n", "-np", "--ranks", "--bind", "--timeout", "--backend")
+WITH_VALUE = ("-n", "-np", "--ranks", "--bind", "--timeout", "--backend", "--elastic")
 
 
 def command(arguments, python=sys.executable):

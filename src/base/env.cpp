@@ -40,6 +40,9 @@ constexpr Variable kVariables[] = {
     {"WEFT_LAUNCHER", "text", "none", "groups",
      "socket at which weft run hears from ranks that fail because of others, or whose results may be wrong; "
      "set by weft run"},
+    {"WEFT_RESTART_COUNT", "integer", "none", "weft train",
+     "how often weft run --elastic has started the ranks again: 0 in the first start; set by weft run "
+     "--elastic"},
     {"WEFT_TERMINAL", "0, 1", "0", "weft train",
      "1 where weft run writes to a terminal: progress bars may be drawn; set by weft run"},
     {"COLUMNS", "integer", "80", "weft train, weft run",

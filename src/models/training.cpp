@@ -13,6 +13,7 @@
 #include "models/agreement.hpp"
 #include "weft/base/error.hpp"
 #include "weft/mesh/replicas.hpp"
+#include "weft/store/elastic.hpp"
 #include "weft/train/replicas.hpp"
 
 namespace weft {
@@ -154,6 +155,7 @@ class Run {
     if (trainer_.steps() != number + 1)
       refuse_plan(fmt::format("step({}) left the trainer at step {}; expected {}", number, trainer_.steps(),
                               number + 1));
+    if (mesh_.rank() == 0) report_step(trainer_.steps());
     hook(plan_.on_step, result);
   }
 

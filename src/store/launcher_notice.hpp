@@ -12,9 +12,10 @@
 
 namespace weft {
 
-/// "<job> <rank> others failed": a datagram to the abstract socket that WEFT_LAUNCHER names. The other notice
-/// is sent in the same way.
-inline constexpr std::string_view kOthersFailed = "others failed", kResultsInDoubt = "results in doubt";
+/// "<job> <rank> others failed": a datagram to the abstract socket that WEFT_LAUNCHER names. The other
+/// notices are sent in the same way; "step 140" is that of report_step().
+inline constexpr std::string_view kOthersFailed = "others failed", kResultsInDoubt = "results in doubt",
+                                  kStep = "step ";
 
 /// Reports that this process's group failed because of other ranks. Does nothing if no launcher listens;
 /// waits for at most a tenth of a second.

@@ -396,7 +396,8 @@ TEST_F(RunTest, ErrorsOfTheCommandLineAndHelpAreInWeftsWords) {
     EXPECT_THAT(out(), ::testing::Not(HasSubstr(" INT"))) << words;
   }
   EXPECT_EQ(weft("run --help"), 0);
-  EXPECT_THAT(out(), HasSubstr("  -n,--ranks N            How many ranks (1 to 256; required)\n"));
+  EXPECT_THAT(out(),
+              HasSubstr("  -n,--ranks N            How many ranks; required without --elastic (1 to 256)\n"));
   EXPECT_THAT(out(), HasSubstr("  --bind none|cores       cores: each rank runs"));
 }
 

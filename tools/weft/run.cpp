@@ -6,6 +6,7 @@
 
 #include "backend_names.hpp"
 #include "commands.hpp"
+#include "elastic.hpp"
 #include "launcher.hpp"
 #include "number_flag.hpp"
 
@@ -16,8 +17,8 @@ namespace {
 constexpr int kMostRanks = 256;
 
 struct Flags {
-  LaunchOptions options;
-  std::string bind = "none";
+  LaunchOptions options{.ranks = 0};
+  std::string bind = "none", elastic;
   double timeout = 0;
 };
 
@@ -36,9 +37,12 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
       "Usage: weft run -n RANKS [OPTIONS] PROGRAM [ITS OWN WORDS]; -np means -n. The first word that is no "
       "option is the program; all that follows is its own: weft run -n 4 ./program "
       "--steps 10. A program whose name ends in .py is run by python3.");
-  run->add_option("-n,--ranks", flags->options.ranks, "How many ranks")
-      ->required()
+  run->add_option("-n,--ranks", flags->options.ranks, "How many ranks; required without --elastic")
       ->check(CLI::Range(1, kMostRanks));
+  run->add_option(
+      "--elastic", flags->elastic,
+      "MIN:MAX: when a rank fails, start all again on those that are left, at least MIN; programs "
+      "go on from their checkpoints. -n: the ranks of the first start, by default MAX");
   run->add_option("--bind", flags->bind, "cores: each rank runs on its share of the cores only")
       ->check(CLI::IsMember({"none", "cores"}))
       ->capture_default_str();
@@ -65,6 +69,14 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
                                       : unknown_backend(flags->options.backend, backend_names());
         !wrong.empty())
       throw CLI::ValidationError("--backend", wrong);
+    if (!flags->elastic.empty()) {
+      if (flags->options.keep_going)
+        throw CLI::ValidationError("--keep-going", "leaves the others alone; --elastic starts them again");
+      flags->options.elastic = elastic_from_text("run: --elastic", flags->elastic);
+      flags->options.ranks = first_ranks("run: --ranks", *flags->options.elastic, flags->options.ranks);
+    } else if (flags->options.ranks == 0) {
+      throw CLI::RequiredError("--ranks");
+    }
     flags->options.bind_cores = flags->bind == "cores";
     chosen = [flags, &program] { return launch(flags->options, with_interpreter(program)); };
   });

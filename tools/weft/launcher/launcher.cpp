@@ -21,6 +21,7 @@
 #include <csignal>
 #include <cstdio>
 
+#include "elastic.hpp"
 #include "processes.hpp"
 #include "supervisor.hpp"
 #include "weft/base/error.hpp"
@@ -54,7 +55,11 @@ sigset_t signals_to_read() {
 int supervise(const LaunchOptions& options, const std::vector<std::string>& command,
               const sigset_t& ranks_mask, const sigset_t& to_read, int guard_pipe) {
   try {
-    return Supervisor(options, command, ranks_mask, to_read, guard_pipe).run();
+    const auto start = [&](const Start& how) {
+      return Supervisor(options, how, command, ranks_mask, to_read, guard_pipe).run();
+    };
+    if (options.elastic) return run_elastic(options, start);
+    return start({.ranks = options.ranks, .job_ends = job_end(options)}).status;
   } catch (const std::exception& e) {
     say(e.what());
     return 1;

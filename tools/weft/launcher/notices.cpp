@@ -55,6 +55,22 @@ LauncherNotices::LauncherNotices(std::string job)
   name_.assign(address.sun_path + 1, size - offsetof(sockaddr_un, sun_path) - 1);
 }
 
+/// "<job> <rank> <what>"; nothing for other text: only the job's ranks know its token.
+std::optional<LauncherNotices::Notice> LauncherNotices::notice_of(std::string_view text) const {
+  if (!text.starts_with(job_ + " ")) return std::nullopt;
+  text.remove_prefix(job_.size() + 1);
+  const std::size_t blank = text.find(' ');
+  const auto rank = parse_integer<int>(text.substr(0, blank));
+  if (blank == std::string_view::npos || !rank || *rank < 0) return std::nullopt;
+  const std::string_view what = text.substr(blank + 1);
+  if (what == kOthersFailed) return Notice{.rank = *rank, .kind = Notice::Kind::others_failed};
+  if (what == kResultsInDoubt) return Notice{.rank = *rank, .kind = Notice::Kind::in_doubt};
+  if (!what.starts_with(kStep)) return std::nullopt;
+  const auto step = parse_integer<std::int64_t>(what.substr(kStep.size()));
+  if (!step || *step < 0) return std::nullopt;
+  return Notice{.rank = *rank, .kind = Notice::Kind::step, .step = *step};
+}
+
 LauncherNotices::Taken LauncherNotices::take() {
   Taken taken;
   for (int looks = 0; looks < kAtOnce; ++looks) {
@@ -62,15 +78,8 @@ LauncherNotices::Taken LauncherNotices::take() {
     const ssize_t got = ::recv(fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return taken;
-    std::string_view text(buffer.data(), static_cast<std::size_t>(got));
-    const bool in_doubt = text.ends_with(kResultsInDoubt);
-    const std::string_view what = in_doubt ? kResultsInDoubt : kOthersFailed;
-    if (!text.starts_with(job_) || !text.ends_with(what) || text.size() < job_.size() + what.size() + 3)
-      continue;  // only the job's ranks know its token
-    text.remove_prefix(job_.size() + 1);
-    text.remove_suffix(what.size() + 1);
-    if (const auto rank = parse_integer<int>(text); rank && *rank >= 0)
-      taken.notices.push_back({*rank, in_doubt});
+    if (const auto notice = notice_of({buffer.data(), static_cast<std::size_t>(got)}))
+      taken.notices.push_back(*notice);
   }
   taken.more = true;
   return taken;

@@ -1,7 +1,10 @@
 // Notices of ranks to `weft run` (store/launcher_notice.hpp). For use by one thread.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/memfd.hpp"
@@ -14,7 +17,8 @@ class LauncherNotices {
  public:
   struct Notice {
     int rank = 0;
-    bool in_doubt = false;  ///< its results may be wrong; otherwise it fails because of others
+    enum class Kind : unsigned char { others_failed, in_doubt, step } kind = Kind::others_failed;
+    std::int64_t step = 0;  ///< of Kind::step
   };
 
   /// `job`: the token of the job. Throws system.
@@ -32,6 +36,8 @@ class LauncherNotices {
   Taken take();
 
  private:
+  std::optional<Notice> notice_of(std::string_view text) const;
+
   const std::string job_;
   Descriptor fd_;
   std::string name_;

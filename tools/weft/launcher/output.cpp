@@ -10,7 +10,8 @@
 namespace weft::tools {
 namespace {
 
-constexpr std::string_view kEraseRest = "\x1b[K";  // from the cursor to the end of the line
+constexpr std::size_t kLastLines = 4, kMostWords = 512;  // as reported of a rank that has died
+constexpr std::string_view kEraseRest = "\x1b[K";        // from the cursor to the end of the line
 
 }  // namespace
 
@@ -126,8 +127,19 @@ void LineCutter::line_feed() {
   leave_line(text);
 }
 
+std::vector<std::string> LineCutter::last_lines() const {
+  std::vector<std::string> lines(earlier_.begin(), earlier_.end());
+  for (const std::string* line : {&last_, &line_})
+    if (line->find_first_not_of(" \t") != std::string::npos) lines.push_back(line->substr(0, kMostWords));
+  return lines;
+}
+
 void LineCutter::leave_line(const std::string& text) {
-  if (text.find_first_not_of(" \t") != std::string::npos) last_.assign(text, 0, kShort);
+  if (text.find_first_not_of(" \t") != std::string::npos) {
+    if (!last_.empty()) earlier_.push_back(last_.substr(0, kMostWords));
+    if (earlier_.size() >= kLastLines) earlier_.pop_front();
+    last_.assign(text, 0, kShort);
+  }
   line_.clear();
   bar_.clear();
   in_bar_ = in_parts_ = false;

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace weft::tools {
 
@@ -84,6 +86,8 @@ class LineCutter {
   /// To be called when the stream is over: the remaining text is a line.
   void finish();
   Sink& sink() { return sink_; }
+  /// The last few lines that are not empty, oldest first, each of at most 512 bytes.
+  std::vector<std::string> last_lines() const;
   /// The last line that is not empty, even if it is not complete yet.
   const std::string& last() const {
     return line_.find_first_not_of(" \t") != std::string::npos ? line_ : last_;
@@ -104,10 +108,11 @@ class LineCutter {
   std::string tag_;
   bool shows_bars_;
   Sink& sink_;
-  std::string line_;   // since the last line end
-  std::string last_;   // the last line that left and was not blank
-  std::string bar_;    // the last text that a carriage return ended, if only bars came since
-  std::string shown_;  // the text of the bar that was shown last
+  std::string line_;                 // since the last line end
+  std::string last_;                 // the last line that left and was not blank
+  std::deque<std::string> earlier_;  // the beginnings of a few such lines before it
+  std::string bar_;                  // the last text that a carriage return ended, if only bars came since
+  std::string shown_;                // the text of the bar that was shown last
   bool in_bar_ = false;
   bool in_parts_ = false;  // a part of this line has left
 };

@@ -31,9 +31,14 @@ std::string random_token() {
   return fmt::format("{:016x}", bits);
 }
 
-Supervisor::Supervisor(const LaunchOptions& options, const std::vector<std::string>& command,
-                       const sigset_t& ranks_mask, const sigset_t& to_read, int guard_pipe)
-    : options_(options), command_(command), ranks_mask_(ranks_mask), guard_pipe_(guard_pipe) {
+Deadline job_end(const LaunchOptions& options) {
+  return options.timeout > Duration::zero() ? Deadline::after(options.timeout) : Deadline::never();
+}
+
+Supervisor::Supervisor(const LaunchOptions& options, const Start& start,
+                       const std::vector<std::string>& command, const sigset_t& ranks_mask,
+                       const sigset_t& to_read, int guard_pipe)
+    : options_(options), start_(start), command_(command), ranks_mask_(ranks_mask), guard_pipe_(guard_pipe) {
   signals_ = ::signalfd(-1, &to_read, SFD_CLOEXEC | SFD_NONBLOCK);
   if (signals_ < 0) throw_errno("signalfd", errno);
   for (const int number : {SIGPIPE, SIGXFSZ}) ::signal(number, SIG_IGN);  // the write says it
@@ -47,13 +52,14 @@ Supervisor::~Supervisor() {
   ::close(signals_);
 }
 
-int Supervisor::run() {
-  for (int number = 0; number < options_.ranks; ++number) {
+/// Returns the exit status if a rank cannot be started.
+std::optional<int> Supervisor::start_ranks() {
+  for (int number = 0; number < start_.ranks; ++number) {
     int error_number = 0;
     try {
       error_number = start_rank(number);
     } catch (const Error& e) {
-      say(fmt::format("cannot start rank {} of {}: {}", number, options_.ranks, e.what()));
+      say(fmt::format("cannot start rank {} of {}: {}", number, start_.ranks, e.what()));
       return kNotExecutable;
     }
     if (error_number != 0) {
@@ -64,18 +70,31 @@ int Supervisor::run() {
       return error_number == ENOENT ? kNotFound : kNotExecutable;
     }
   }
-  if (options_.timeout > Duration::zero()) job_ends_ = Deadline::after(options_.timeout);
+  return std::nullopt;
+}
+
+StartEnd Supervisor::run() {
+  const auto began = Clock::now();
+  StartEnd end{.ranks = start_.ranks, .number = start_.number};
+  if (const auto status = start_ranks()) {
+    end.status = *status;
+    return end;
+  }
   watch();
   if (options_.keep_going && !exit_ && !one_ended_well_) exit_ = first_failure_;
   if (!exit_ && ended_as_requested_) exit_ = 128 + requested_;
   const bool lost = out_.error() != 0 || err_.error() != 0;
-  return exit_.value_or(in_doubt_ ? kInDoubt : lost ? kOutputLost : 0);
+  end.status = exit_.value_or(in_doubt_ ? kInDoubt : lost ? kOutputLost : 0);
+  if (requested_ == 0 && !guard_gone_) end.deaths = std::move(deaths_);
+  end.step = step_;
+  end.lasted = Clock::now() - began;
+  return end;
 }
 
 std::vector<std::string> Supervisor::environment_of(int number) const {
   std::vector<std::pair<std::string_view, std::string>> ours{
       {"WEFT_RANK", fmt::to_string(number)},
-      {"WEFT_WORLD_SIZE", fmt::to_string(options_.ranks)},
+      {"WEFT_WORLD_SIZE", fmt::to_string(start_.ranks)},
       {"WEFT_LOCAL_RANK", fmt::to_string(number)},
       {"WEFT_STORE", store_.address()},
       {"WEFT_JOB", job_},
@@ -83,12 +102,14 @@ std::vector<std::string> Supervisor::environment_of(int number) const {
       {"WEFT_TERMINAL", out_.terminal() ? "1" : "0"},
   };
   if (const auto columns = columns_of_a_line(number)) ours.emplace_back("COLUMNS", fmt::to_string(*columns));
+  if (options_.elastic) ours.emplace_back("WEFT_RESTART_COUNT", fmt::to_string(start_.number));
   if (!options_.backend.empty()) ours.emplace_back("WEFT_BACKEND", options_.backend);
   for (auto& variable : torch_.of(number)) ours.push_back(std::move(variable));
   std::vector<std::string> all;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view name =
         std::string_view(*variable).substr(0, std::string_view(*variable).find('='));
+    if (name == "WEFT_RESTART_COUNT") continue;  // an outer launcher's
     if (std::none_of(std::begin(ours), std::end(ours), [&](const auto& o) { return o.first == name; })) {
       all.emplace_back(*variable);
     }
@@ -119,7 +140,7 @@ int Supervisor::start_rank(int number) {
     rank.streams[i] = std::make_unique<RankStream>(tag_of(number), number == 0, i == 0 ? out_ : err_);
     ::fcntl(rank.streams[i]->pipe.read_end, F_SETFL, O_NONBLOCK);
   }
-  const cpu_set_t cores = share_of_cores(usable_, number, options_.ranks);
+  const cpu_set_t cores = share_of_cores(usable_, number, start_.ranks);
   return start(
       rank, {.command = command_,
              .environment = environment_of(number),
@@ -248,10 +269,15 @@ void Supervisor::take_signals() {
 /// Reads a bounded number of notices, because any process may send some. Returns whether there may be more.
 bool Supervisor::take_notices() {
   const LauncherNotices::Taken taken = notices_.take();
-  for (const auto& [number, in_doubt] : taken.notices) {
-    if (static_cast<std::size_t>(number) >= ranks_.size()) continue;
-    RankProcess& rank = *ranks_[static_cast<std::size_t>(number)];
-    (in_doubt ? rank.in_doubt : rank.blames_others) = true;
+  using Kind = LauncherNotices::Notice::Kind;
+  for (const LauncherNotices::Notice& notice : taken.notices) {
+    if (static_cast<std::size_t>(notice.rank) >= ranks_.size()) continue;
+    RankProcess& rank = *ranks_[static_cast<std::size_t>(notice.rank)];
+    switch (notice.kind) {
+      case Kind::others_failed: rank.blames_others = true; break;
+      case Kind::in_doubt: rank.in_doubt = true; break;
+      case Kind::step: step_ = std::max(step_, notice.step); break;
+    }
   }
   return taken.more;
 }

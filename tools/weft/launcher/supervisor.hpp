@@ -34,18 +34,47 @@ inline constexpr int kNotFound = 127;
 
 std::string random_token();
 
+/// One start of the job's ranks. Without LaunchOptions::elastic there is one.
+struct Start {
+  int ranks = 1;
+  int number = 0;  ///< 0 is the first
+  Deadline job_ends = Deadline::never();
+};
+
+/// When LaunchOptions::timeout has passed from now on.
+Deadline job_end(const LaunchOptions& options);
+
+/// A rank that died by itself, not because of others.
+struct RankDeath {
+  int rank = 0;
+  pid_t pid = -1;
+  std::string how;                      ///< "killed by signal 9 (SIGKILL)"
+  std::vector<std::string> last_lines;  ///< on standard error
+};
+
+/// How a start has ended.
+struct StartEnd {
+  int status = 0;  ///< for exit
+  /// The ranks whose failure ended it, first the one that was named; empty if it ended well, by a request, by
+  /// its timeout, or did not begin: then it is not to be started again.
+  std::vector<RankDeath> deaths{};
+  int ranks = 0, number = 0;  ///< as in Start
+  std::int64_t step = -1;     ///< the highest that a rank reported; -1: none did
+  Duration lasted{};
+};
+
 class Supervisor {
  public:
   /// `ranks_mask`: the signal mask for the ranks. `to_read`: the signals that it reads and passes on, which
   /// are blocked. `guard_pipe`: a pipe that ends when the guard has ended. Throws system.
-  Supervisor(const LaunchOptions& options, const std::vector<std::string>& command,
+  Supervisor(const LaunchOptions& options, const Start& start, const std::vector<std::string>& command,
              const sigset_t& ranks_mask, const sigset_t& to_read, int guard_pipe);
   ~Supervisor();  ///< whatever happened: nothing is left behind
   Supervisor(const Supervisor&) = delete;
   Supervisor& operator=(const Supervisor&) = delete;
 
-  /// Runs the job until no process of it is left; returns its exit status (launcher.hpp).
-  int run();
+  /// Runs the ranks until no process of them is left; the exit status is that of launcher.hpp.
+  StartEnd run();
 
  private:
   struct Failed {
@@ -62,6 +91,7 @@ class Supervisor {
   };
 
   // Starting and watching: supervisor.cpp
+  std::optional<int> start_ranks();
   std::vector<std::string> environment_of(int number) const;
   std::string tag_of(int number) const;
   std::optional<int> columns_of_a_line(int number) const;
@@ -84,6 +114,7 @@ class Supervisor {
   void report_early();
   bool as_requested(const RankProcess& rank, int status) const;
   void judge(bool late);
+  void add_death(const Failed& failed);
   std::string told_missing() const;
   void report_doubts();
   void end_orphans();
@@ -98,6 +129,7 @@ class Supervisor {
   void ask_for_traces();
 
   const LaunchOptions& options_;
+  const Start start_;
   const std::vector<std::string>& command_;
   const sigset_t ranks_mask_;
   const int guard_pipe_;
@@ -108,7 +140,7 @@ class Supervisor {
   const std::string job_ = random_token();
   LauncherNotices notices_{job_};
   EndedRanks ended_{store_.port(), job_};
-  const TorchVariables torch_{options_.ranks};
+  const TorchVariables torch_{start_.ranks};
   Screen screen_;
   Sink out_{STDOUT_FILENO, screen_};
   Sink err_{STDERR_FILENO, screen_};
@@ -117,7 +149,7 @@ class Supervisor {
   std::size_t turn_ = 0;
   Stage stage_ = Stage::running;
   Deadline next_step_ = Deadline::never();
-  Deadline job_ends_ = Deadline::never();
+  Deadline job_ends_ = start_.job_ends;
   Deadline judgement_ = Deadline::never();   // when the first failure is named
   Deadline early_look_ = Deadline::never();  // when to look whether ranks that have ended are missed
   std::vector<Failed> failed_;               // in the order in which they were found, until then
@@ -130,6 +162,8 @@ class Supervisor {
   bool in_doubt_ = false;  // all ended well, as it seems, but some rank says that its results may be wrong
   std::optional<int> first_failure_;  // of the ranks that the others have outlived
   std::optional<int> exit_;           // the first failure's, once there is one
+  std::vector<RankDeath> deaths_;     // once exit_ is a rank's
+  std::int64_t step_ = -1;            // the highest that a rank has reported
 };
 
 }  // namespace weft::tools

@@ -40,6 +40,9 @@ void Supervisor::reap() {
     ended.emplace_back(at->get(), status);
   }
   end_orphans();
+  for (const auto& [rank, status] : ended)  // several may die at once, of which one has been named
+    if (!deaths_.empty() && stage_ == Stage::noticed && cannot_be_a_consequence(status))
+      add_death({rank, status});
   if (exit_) return;
   if (!ended.empty()) take_last_notices();
   for (const auto& [rank, status] : ended) take_end(*rank, status);
@@ -85,7 +88,7 @@ void Supervisor::take_end(RankProcess& rank, int status) {
 void Supervisor::report_early() {
   early_look_ = Deadline::never();
   if (!ended_.pending()) return;
-  for (const EndedRank& early : ended_.take_missed(options_.ranks))
+  for (const EndedRank& early : ended_.take_missed(start_.ranks))
     report(fmt::format(
         "rank {} (pid {}) ended before it joined the others: {}; those that wait for it are told so",
         early.rank, ranks_[static_cast<std::size_t>(early.rank)]->pid, early.how));
@@ -121,6 +124,16 @@ void Supervisor::judge(bool late) {
   const std::string words = errors.lines.last().substr(0, kMostWords);
   if (!words.empty()) report(fmt::format("rank {} said last: {}", rank->number, words));
   exit_ = exit_status(status);
+  add_death(*first);
+  for (const Failed& other : failed_)
+    if (&other != &*first && by_itself(other) == 2) add_death(other);
+}
+
+void Supervisor::add_death(const Failed& failed) {
+  RankStream& errors = *failed.rank->streams[1];
+  drain(errors);
+  deaths_.push_back(
+      {failed.rank->number, failed.rank->pid, how_it_ended(failed.status), errors.lines.last_lines()});
 }
 
 /// If all failed ranks blame others: names the ranks that have ended, apparently well, and the stopped ranks.

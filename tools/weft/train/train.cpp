@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <thread>
 
 #include "base/files/new_file.hpp"
@@ -18,6 +19,8 @@
 #include "commands.hpp"
 #include "config_file.hpp"
 #include "contents.hpp"
+#include "elastic.hpp"
+#include "elastic_mesh.hpp"
 #include "launcher.hpp"
 #include "number_flag.hpp"
 #include "progress_bar.hpp"
@@ -27,6 +30,7 @@
 #include "train_flags.hpp"
 #include "trainer.hpp"
 #include "weft/models/training.hpp"
+#include "weft/store/elastic.hpp"
 
 namespace weft::tools {
 namespace {
@@ -35,6 +39,7 @@ struct Flags {
   TrainConfig config;
   int ranks = 0;  // > 0: this process starts them
   std::int64_t until = -1;
+  std::string elastic;  // MIN:MAX; empty: not elastic, unless weft run is
   std::string save, metrics, progress = "auto", backend = "auto";
   std::int64_t save_every = 0;
   double save_minutes = 0;
@@ -205,15 +210,50 @@ void keep_beside(const std::filesystem::path& folder, const std::string& config,
   if (tokenizer != nullptr) write_new_file(folder / kTokenizerFile, tokenizer->json(), "train: --save: ");
 }
 
-int train_on_a_rank(const Flags& flags) {
+// A run that a killed rank must not cost more than the steps since the last checkpoint.
+void expect_elastic(const Flags& flags) {
+  if (flags.save.empty() || (flags.save_every == 0 && flags.save_minutes == 0))
+    bad_training(
+        "--elastic needs --save, and --save-every or --save-minutes: each start goes on from the newest "
+        "checkpoint");
+  if (flags.overwrite)
+    bad_training(
+        "--elastic with --overwrite; each start goes on from the newest checkpoint in the folder of --save: "
+        "expected another folder");
+}
+
+// Waits until the ranks of the mesh are done, or have failed. Returns the signal that ended the run; 0: none.
+int stay_spare(ProcessGroup& all, const StopRequest& stop_request) {
+  all.barrier({.deadline = Duration::max()}).wait();
+  return stop_request.signal();
+}
+
+int train_on_a_rank(Flags flags) {
   Context context;
   Membership m = Membership::from_env(context);
-  const TrainConfig& config = flags.config;
-  config.check(m.size);  // before anybody is met: a wrong flag ends every rank at once
+  TrainConfig& config = flags.config;
+  const bool elastic = restart_count().has_value();
+  if (elastic) {
+    expect_elastic(flags);
+    if (flags.resume == "no") flags.resume = "auto";
+  } else if (!flags.elastic.empty()) {
+    bad_training("--elastic needs --ranks, or weft run --elastic");
+  }
+  const int used = elastic ? fit_mesh(config, m.size) : m.size;
+  config.check(used);  // before anybody is met: a wrong flag ends every rank at once
   SaveFolder found;
   if (!flags.save.empty()) found = look_at_save_folder(flags.save, config, flags.resume, flags.overwrite);
   const StopRequest stop_request;
-  ProcessGroup group = ProcessGroup::create(context, flags.backend, m);
+  ProcessGroup all = ProcessGroup::create(context, flags.backend, m);
+  if (all.rank() >= used) {
+    const int signal = stay_spare(all, stop_request);
+    return signal == 0 ? 0 : 128 + signal;
+  }
+  std::vector<int> of_mesh(static_cast<std::size_t>(used));
+  std::iota(of_mesh.begin(), of_mesh.end(), 0);
+  std::optional<ProcessGroup> part;  // of the ranks that are not spare
+  if (used < all.size()) part = all.subgroup("mesh", of_mesh);
+  ProcessGroup& group = part ? *part : all;
   Training trainer(group, config, found.resume);
   const bool speaks = group.rank() == 0;
   if (found.resume) trainer.resume(flags.save);
@@ -233,6 +273,7 @@ int train_on_a_rank(const Flags& flags) {
                                   trainer.threads() == 1 ? "" : "s", config.source.text.string(),
                                   found.resume ? fmt::format(", resumed at step {}", first) : ""),
                       2));
+    if (used < all.size()) fmt::print("{} of {} ranks are spare\n", all.size() - used, all.size());
     if (!found.note.empty()) fmt::print("{}\n", found.note);
     if (const std::string report = trainer.float8_report(); !report.empty()) fmt::print("{}\n", report);
     if (first >= until) fmt::print("nothing is left to do: step {} of {} is reached\n", first, until);
@@ -293,16 +334,29 @@ int train_on_a_rank(const Flags& flags) {
   if (speaks && !losses.empty())
     say_how_it_went(flags, losses, first, std::chrono::duration<double>(Clock::now() - began).count());
   if (speaks && evaluated) fmt::print("{}\n", in_words(*evaluated, unit_of(config)));
-  group.barrier().wait();  // no rank leaves while another may still need its memory
+  all.barrier().wait();  // no rank leaves while another may still need its memory
   return stopped == 0 ? 0 : 128 + stopped;
 }
 
 int start_ranks(const Flags& flags, const std::vector<std::string>& words) {
   expect_no_rank("train");
+  LaunchOptions options{.ranks = flags.ranks, .tag_output = false};
+  TrainConfig config = flags.config;
+  std::string resume = flags.resume;
+  if (!flags.elastic.empty()) {
+    expect_elastic(flags);
+    options.elastic = elastic_from_text("train: --elastic", flags.elastic);
+    first_ranks("train: --ranks", *options.elastic, flags.ranks);
+    TrainConfig smallest = config;
+    fit_mesh(smallest, options.elastic->least);  // or a later start would find that no mesh fits
+    fit_mesh(config, flags.ranks);
+    if (resume == "no") resume = "auto";
+  } else {
+    config.check(flags.ranks);
+  }
   // Checks the options here once, rather than once per rank.
-  flags.config.check(flags.ranks);
-  if (!flags.save.empty()) look_at_save_folder(flags.save, flags.config, flags.resume, flags.overwrite);
-  return launch({.ranks = flags.ranks, .tag_output = false}, command_of_a_rank(words));
+  if (!flags.save.empty()) look_at_save_folder(flags.save, config, resume, flags.overwrite);
+  return launch(options, command_of_a_rank(words));
 }
 
 void check_together(const Flags& flags) {
@@ -362,6 +416,9 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
          "Copies of the divided parameters with --data hsdp, and divides --dp; 0: 2");
   option("--ranks", flags->ranks, "Start this many ranks on this host; 0: this process is one")
       ->check(CLI::Range(0, 256));
+  option("--elastic", flags->elastic,
+         "MIN:MAX, with --ranks: when a rank fails, start again on the ranks that are left, on the mesh that "
+         "fits, from the newest checkpoint (docs/elastic.md)");
   option("--backend", flags->backend, "Transport: shm, gloo, mpi-openmpi, mpi-mpich or auto");
   option("--until", flags->until, "Stop after this step of the schedule; -1: after the last");
   option("--save", flags->save,
