@@ -99,7 +99,7 @@ INNER = {
     "backends/compose/compose.hpp": "group makes of messages what a transport lacks",
     "backends/compose/op_support.hpp": "group asks which operations those are",
     "backends/exchange/program.hpp": "an exchange worked out: group keeps it, windows on one rank carry it out",
-    "group/persistent/prepared_exchange.hpp": "windows have checked their plans and fields themselves",
+    "group/persistent/prepared_exchange.hpp": "windows and dispatches have checked their plans and fields themselves",
     "checkpoint/index/index.hpp": "train writes checkpoints of other programs' formats",
     "nn/maps/conv_maps.hpp": "domain and tp cut the loops of convolutions",
     "nn/maps/geometry.hpp": "the same",

@@ -11,6 +11,7 @@
 
 #include "weft/c_train/compute.h"
 #include "weft/c_train/conv.h"
+#include "weft/c_train/experts.h"
 #include "weft/c_train/float8.h"
 #include "weft/c_train/linear.h"
 #include "weft/c_train/loss.h"

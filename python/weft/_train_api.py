@@ -5,6 +5,15 @@ from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_in
 from ._api import MAX_DIMS, weft_buffer, weft_error, weft_tensor
 
 IGNORED = -100
+ROUTER_SOFTMAX = 0
+ROUTER_SIGMOID = 1
+ROUTER_BIAS_NONE = 0
+ROUTER_BIAS_SELECTS = 1
+ROUTER_BIAS_WEIGHS = 2
+EXPERT_SWIGLU = 0
+EXPERT_SILU = 1
+EXPERT_GELU = 2
+EXPERT_RELU = 3
 SCALE_OF_TENSOR = 0
 SCALE_OF_ROWS = 1
 SCALE_OF_COLUMNS = 2
@@ -45,6 +54,10 @@ class weft_maps(Structure):
 
 class weft_conv2d_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("gather_output", c_bool), ("sequence_dim", c_int32)]
+
+
+class weft_router_options(Structure):
+    _fields_ = [("struct_size", c_uint32), ("top_k", c_int32), ("scores", c_int32), ("bias", c_int32), ("normalise", c_bool)]
 
 
 class weft_matrix(Structure):
@@ -115,6 +128,15 @@ class weft_vocab_loss_options(Structure):
     ("z_loss", c_double)]
 
 
+class weft_expert_matrices(Structure):
+    _fields_ = [("struct_size", c_uint32), ("kind", c_int32), ("experts", c_int64), ("gate", POINTER(weft_matrix)), ("up", POINTER(weft_matrix)),
+    ("down", POINTER(weft_matrix))]
+
+
+class weft_expert_activations(Structure):
+    _fields_ = [("struct_size", c_uint32), ("gate", POINTER(weft_matrix)), ("up", POINTER(weft_matrix)), ("hidden", POINTER(weft_matrix))]
+
+
 class weft_generate_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("no_cache", c_bool), ("new_tokens", c_int64), ("top_k", c_int64), ("temperature", c_double),
     ("top_p", c_double), ("seed", c_uint64), ("stops", POINTER(weft_tokens)), ("stop_count", c_int32)]
@@ -133,6 +155,9 @@ class weft_trainer_options(Structure):
 INITIAL = {
     weft_compute_options: {"threads": 1},
     weft_conv2d_options: {"sequence_dim": -1},
+    weft_router_options: {"top_k": 2, "normalise": True},
+    weft_expert_matrices: {},
+    weft_expert_activations: {},
     weft_linear_options: {"batch": 1},
     weft_element_loss_options: {"scale": 1.0},
     weft_loss_scaler_options: {"scale": 65536, "growth": 2, "backoff": 0.5, "interval": 2000, "least": 6.103515625e-05},
@@ -162,6 +187,28 @@ FUNCTIONS = {
     POINTER(weft_conv2d_options), POINTER(weft_error),)),
     "weft_row_conv2d_backward": (c_int32, (c_void_p, c_void_p, POINTER(weft_maps), POINTER(weft_maps), POINTER(weft_maps), POINTER(weft_maps),
     POINTER(weft_maps), POINTER(weft_buffer), c_bool, POINTER(weft_conv2d_options), POINTER(weft_error),)),
+    "weft_route_tokens": (c_int32, (POINTER(weft_matrix), POINTER(weft_buffer), POINTER(weft_router_options), POINTER(weft_matrix),
+    POINTER(weft_matrix), POINTER(weft_error),)),
+    "weft_router_sums": (c_int32, (POINTER(weft_matrix), POINTER(weft_buffer), POINTER(weft_matrix), POINTER(weft_router_options),
+    POINTER(weft_buffer), POINTER(weft_buffer), POINTER(c_double), POINTER(weft_error),)),
+    "weft_route_tokens_backward": (c_int32, (POINTER(weft_matrix), POINTER(weft_buffer), POINTER(weft_matrix), POINTER(weft_matrix),
+    POINTER(weft_matrix), POINTER(weft_router_options), POINTER(weft_buffer), c_double, c_double, POINTER(weft_matrix), POINTER(weft_buffer),
+    POINTER(weft_error),)),
+    "weft_token_routes_create": (c_int32, (c_void_p, c_void_p, POINTER(weft_matrix), POINTER(weft_matrix), POINTER(weft_buffer), POINTER(c_void_p),
+    POINTER(weft_error),)),
+    "weft_token_routes_destroy": (None, (c_void_p,)),
+    "weft_token_routes_sizes": (c_int32, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64), POINTER(weft_error),)),
+    "weft_token_routes_rows": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), POINTER(weft_error),)),
+    "weft_dispatch_rows": (c_int32, (c_void_p, POINTER(weft_matrix), POINTER(weft_matrix), POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_combine_rows": (c_int32, (c_void_p, POINTER(weft_matrix), POINTER(weft_matrix), POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_weighted_sum": (c_int32, (c_void_p, POINTER(weft_matrix), POINTER(weft_matrix), POINTER(weft_matrix), POINTER(weft_error),)),
+    "weft_row_products": (c_int32, (c_void_p, POINTER(weft_matrix), POINTER(weft_matrix), POINTER(weft_matrix), POINTER(weft_error),)),
+    "weft_experts_forward": (c_int32, (c_void_p, POINTER(weft_matrix), POINTER(weft_buffer), POINTER(weft_expert_matrices),
+    POINTER(weft_expert_activations), POINTER(weft_matrix), POINTER(weft_error),)),
+    "weft_experts_backward": (c_int32, (c_void_p, POINTER(weft_matrix), POINTER(weft_matrix), POINTER(weft_buffer), POINTER(weft_expert_matrices),
+    POINTER(weft_expert_activations), POINTER(weft_matrix), POINTER(weft_error),)),
+    "weft_experts_weight_gradients": (c_int32, (c_void_p, POINTER(weft_matrix), POINTER(weft_matrix), POINTER(weft_buffer), c_int32,
+    POINTER(weft_expert_activations), POINTER(weft_expert_matrices), c_bool, POINTER(weft_error),)),
     "weft_float8_amax": (c_int32, (c_void_p, POINTER(weft_matrix), c_int32, POINTER(weft_buffer), POINTER(weft_error),)),
     "weft_float8_scale": (c_int32, (c_float, c_int32, c_bool, POINTER(c_float), POINTER(weft_error),)),
     "weft_float8_quantise": (c_int32, (c_void_p, POINTER(weft_matrix), c_int32, POINTER(weft_buffer), POINTER(weft_matrix), POINTER(weft_error),)),

@@ -2,7 +2,7 @@
 // them block.
 #include "weft/mesh/redistribute.hpp"
 
-#include "capi/handle/transfer_handle.hpp"
+#include "capi/transfer_handle.hpp"
 #include "weft/mesh/replicas.hpp"
 
 using weft::Buffer;

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "capi/handle/transfer_handle.hpp"
+#include "capi/transfer_handle.hpp"
 
 using weft::DeviceMesh;
 using weft::ErrorCode;

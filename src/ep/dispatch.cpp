@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 
+#include "base/mutant.hpp"
 #include "ep/tokens.hpp"
 #include "ep/views.hpp"
 #include "group/persistent/prepared_exchange.hpp"
@@ -56,7 +57,9 @@ std::vector<std::int64_t> starts(std::span<const std::int64_t> counts) {
   return first;
 }
 
-std::size_t row_bytes(const Tensor& x) { return static_cast<std::size_t>(x.size(1) * size_bytes(x.dtype())); }
+std::size_t row_bytes(const ConstTensorView& x) {
+  return static_cast<std::size_t>(x.shape[1] * size_bytes(x.dtype));
+}
 
 // row to[i] of `out` = row from[i] of `in`, each of `bytes` bytes
 void copy_rows(const std::byte* in, std::span<const std::int64_t> from, std::byte* out,
@@ -84,33 +87,50 @@ ExchangePart part_of(int peer, std::int64_t first, std::int64_t count, std::int6
 // are copied to others.
 class RowSteps final : public Transfer::Steps {
  public:
-  RowSteps(Tensor in, Tensor out, Work work, std::span<const std::int64_t> from,
+  RowSteps(const TensorView& out, Work work, std::span<const std::int64_t> from,
            std::span<const std::int64_t> to)
-      : in_(std::move(in)), out_(std::move(out)), work_(std::move(work)), from_(from), to_(to) {}
+      : out_(out), work_(std::move(work)), from_(from), to_(to) {}
   bool done() override { return !work_.valid() || work_.done(); }
   Tensor finish() override {
     if (work_.valid()) work_.wait();
-    copy_rows(out_.data(), from_, out_.data(), to_, row_bytes(out_));
+    copy_rows(out_.data, from_, out_.data, to_, row_bytes(out_));
+    return {};
+  }
+
+ private:
+  const TensorView out_;
+  Work work_;
+  const std::span<const std::int64_t> from_, to_;
+};
+
+// The same with tensors, which it keeps.
+class TensorSteps final : public Transfer::Steps {
+ public:
+  TensorSteps(Tensor in, Tensor out, Transfer rows)
+      : in_(std::move(in)), out_(std::move(out)), rows_(std::move(rows)) {}
+  bool done() override { return rows_.done(); }
+  Tensor finish() override {
+    rows_.finish();
     return out_;
   }
 
  private:
   const Tensor in_, out_;
-  Work work_;
-  const std::span<const std::int64_t> from_, to_;
+  Transfer rows_;
 };
 
-void expect_rows(std::string_view call, std::string_view what, const Tensor& x, std::int64_t rows) {
-  ep::expect_matrix(call, what, x.view());
-  if (x.size(0) != rows)
+void expect_rows(std::string_view call, std::string_view what, const ConstTensorView& x, std::int64_t rows) {
+  ep::expect_matrix(call, what, x);
+  if (x.shape[0] != rows)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("{}: {} has {} rows; expected {}", call, what, x.size(0), rows));
+                fmt::format("{}: {} has {} rows; expected {}", call, what, x.shape[0], rows));
+  ep::expect_view(call, what, x, x.dtype, x.shape);
 }
 
-void expect_f32_or_bf16(std::string_view call, std::string_view what, const Tensor& x) {
-  if (x.dtype() != DType::f32 && x.dtype() != DType::bf16)
+void expect_f32_or_bf16(std::string_view call, std::string_view what, const ConstTensorView& x) {
+  if (x.dtype != DType::f32 && x.dtype != DType::bf16)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("{}: {} is {}; expected f32 or bf16", call, what, name(x.dtype())));
+                fmt::format("{}: {} is {}; expected f32 or bf16", call, what, name(x.dtype)));
 }
 
 template <class T>
@@ -181,6 +201,19 @@ ExpertChoices gather_choices(Compute& compute, ProcessGroup& group, const ConstT
     to += n;
   }
   choices.tokens = std::move(tokens);
+  return choices;
+}
+
+ExpertChoices own_choices(Compute& compute, const ConstTensorView& experts, const ConstTensorView& weights) {
+  ep::expect_matrix("own_choices", "experts", experts);
+  ep::expect_view("own_choices", "experts", experts, DType::i32, experts.shape);
+  ep::expect_view("own_choices", "weights", weights, DType::f32, experts.shape, ", as experts");
+  const ExpertChoices choices{
+      compute.make({experts.count()}, DType::i32), compute.make({experts.count()}), {experts.shape[0]}};
+  if (experts.count() > 0) {
+    std::memcpy(choices.experts.data(), experts.data, static_cast<std::size_t>(experts.bytes()));
+    std::memcpy(choices.weights.data(), weights.data, static_cast<std::size_t>(weights.bytes()));
+  }
   return choices;
 }
 
@@ -274,72 +307,96 @@ TokenRoutes::TokenRoutes(const ExpertChoices& choices, int rank, int top_k,
   }
 }
 
-Transfer TokenRoutes::start_dispatch(Compute& compute, ProcessGroup* group, const Tensor& x) const {
+Transfer TokenRoutes::start_dispatch(ProcessGroup* group, const ConstTensorView& x,
+                                     const TensorView& rows) const {
   expect_rows("dispatch", "x", x, tokens_);
-  const std::int64_t width = x.size(1);
-  const Tensor y = compute.make({rows(), width}, x.dtype());
+  const std::int64_t width = x.shape[1];
+  ep::expect_view("dispatch", "rows", rows, x.dtype, {this->rows(), width});
   const auto own = static_cast<std::size_t>(rank_);
   Work work;
   if (ranks_ > 1) {
-    ExchangePlan plan{.fields = {x.dtype()}, .name = "dispatch"};
+    ExchangePlan plan{.fields = {x.dtype}, .name = "dispatch"};
     for (std::size_t r = 0; r < came_rows_.size(); ++r) {
       if (r == own) continue;
       plan.sends.push_back(part_of(static_cast<int>(r), sent_tokens_[r], width));
       plan.receives.push_back(part_of(static_cast<int>(r), came_rows_[r], width));
     }
-    work = exchanged(*group, plan, x, y);
+    work = exchanged(group, plan, x, rows);
   }
-  copy_rows(x.data(), own_tokens_, y.data(), returned_rows_[own], row_bytes(x));
-  return Transfer(std::make_unique<RowSteps>(x, y, std::move(work), copied_from_, copied_to_));
+  copy_rows(x.data, own_tokens_, rows.data, returned_rows_[own], row_bytes(x));
+  return Transfer(std::make_unique<RowSteps>(rows, std::move(work), copied_from_, copied_to_));
 }
 
-Transfer TokenRoutes::start_combine(Compute& compute, ProcessGroup* group, const Tensor& rows_in) const {
-  expect_rows("combine", "rows", rows_in, rows());
-  const std::int64_t width = rows_in.size(1);
-  const Tensor results = compute.make({first_results_.back(), width}, rows_in.dtype());
+Transfer TokenRoutes::start_combine(ProcessGroup* group, const ConstTensorView& rows,
+                                    const TensorView& results) const {
+  expect_rows("combine", "rows", rows, this->rows());
+  const std::int64_t width = rows.shape[1];
+  ep::expect_view("combine", "results", results, rows.dtype, {this->results(), width});
   const auto own = static_cast<std::size_t>(rank_);
   Work work;
   if (ranks_ > 1) {
-    ExchangePlan plan{.fields = {rows_in.dtype()}, .name = "combine"};
+    ExchangePlan plan{.fields = {rows.dtype}, .name = "combine"};
     for (std::size_t r = 0; r < returned_rows_.size(); ++r) {
       if (r == own) continue;
       plan.sends.push_back(part_of(static_cast<int>(r), returned_rows_[r], width));
       plan.receives.push_back(
           part_of(static_cast<int>(r), first_results_[r], first_results_[r + 1] - first_results_[r], width));
     }
-    work = exchanged(*group, plan, rows_in, results);
+    work = exchanged(group, plan, rows, results);
   }
   std::vector<std::int64_t> to(returned_rows_[own].size());
   std::iota(to.begin(), to.end(), first_results_[own]);
-  copy_rows(rows_in.data(), returned_rows_[own], results.data(), to, row_bytes(rows_in));
-  return Transfer(std::make_unique<RowSteps>(
-      rows_in, results, std::move(work), std::span<const std::int64_t>(), std::span<const std::int64_t>()));
+  copy_rows(rows.data, returned_rows_[own], results.data, to, row_bytes(rows));
+  using None = std::span<const std::int64_t>;
+  return Transfer(std::make_unique<RowSteps>(results, std::move(work), None(), None()));
+}
+
+Transfer TokenRoutes::start_dispatch(Compute& compute, ProcessGroup* group, const Tensor& x) const {
+  expect_rows("dispatch", "x", x, tokens_);
+  Tensor out = compute.make({rows(), x.size(1)}, x.dtype());
+  Transfer transfer = start_dispatch(group, x, out);
+  return Transfer(std::make_unique<TensorSteps>(x, std::move(out), std::move(transfer)));
+}
+
+Transfer TokenRoutes::start_combine(Compute& compute, ProcessGroup* group, const Tensor& rows_in) const {
+  expect_rows("combine", "rows", rows_in, rows());
+  Tensor out = compute.make({results(), rows_in.size(1)}, rows_in.dtype());
+  Transfer transfer = start_combine(group, rows_in, out);
+  return Transfer(std::make_unique<TensorSteps>(rows_in, std::move(out), std::move(transfer)));
 }
 
 // Every other rank is in the plan, also where no row travels: so all ranks take part in each exchange. The
 // plan is sound, because each row of `out` is in one list of the routes, and `in` is other memory. Ranks
 // compare the numbers of their rows.
-Work TokenRoutes::exchanged(ProcessGroup& group, const ExchangePlan& plan, const Tensor& in,
-                            const Tensor& out) const {
-  const ExchangeField field{in.data(), out.data()};
-  return detail::PreparedExchange::make_sound(group, plan).start({&field, 1});
+Work TokenRoutes::exchanged(ProcessGroup* group, const ExchangePlan& plan, const ConstTensorView& in,
+                            const TensorView& out) const {
+  if (group == nullptr || group->size() != ranks_)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: group has {} ranks; expected {}, as the choices", plan.name,
+                            group == nullptr ? 1 : group->size(), ranks_));
+  const ExchangeField field{in.data, out.data};
+  return detail::PreparedExchange::make_sound(*group, plan).start({&field, 1});
 }
 
-void TokenRoutes::weighted_sum(const Tensor& results, const ConstTensorView& weights,
+void TokenRoutes::weighted_sum(const ConstTensorView& results, const ConstTensorView& weights,
                                const TensorView& y) const {
-  expect_rows("weighted_sum", "results", results, first_results_.back());
+  expect_rows("weighted_sum", "results", results, this->results());
   expect_f32_or_bf16("weighted_sum", "results", results);
-  const std::int64_t width = results.size(1);
-  ep::expect_view("weighted_sum", "y", y, results.dtype(), {tokens_, width});
+  const std::int64_t width = results.shape[1];
+  ep::expect_view("weighted_sum", "y", y, results.dtype, {tokens_, width});
   const bool weighs = weights.data != nullptr;
   if (weighs) ep::expect_view("weighted_sum", "weights", weights, DType::f32, {tokens_, top_k_});
   std::vector<float> total(static_cast<std::size_t>(width));
-  by_dtype(results.dtype(), [&]<class T>() {
-    const T* const from = results.data_ptr<T>();
+  std::vector<std::int64_t> order(static_cast<std::size_t>(top_k_));  // of the choices of a token
+  by_dtype(results.dtype, [&]<class T>() {
+    const T* const from = results.template as<T>().data();
     T* const to = y.template as<T>().data();
     for (std::int64_t t = 0; t < tokens_; ++t) {
       std::ranges::fill(total, 0.0f);
-      for (std::int64_t i = t * top_k_; i < (t + 1) * top_k_; ++i) {
+      std::iota(order.begin(), order.end(), t * top_k_);
+      if (WEFT_MUTANT("exact_choices_by_rank"))
+        std::ranges::sort(order, {}, [&](std::int64_t i) { return result_of_[static_cast<std::size_t>(i)]; });
+      for (const std::int64_t i : order) {
         const std::int64_t row = result_of_[static_cast<std::size_t>(i)];
         if (row < 0) continue;
         const float weight = weighs ? weights.as<float>()[static_cast<std::size_t>(i)] : 1.0f;
@@ -353,23 +410,25 @@ void TokenRoutes::weighted_sum(const Tensor& results, const ConstTensorView& wei
   });
 }
 
-void TokenRoutes::row_products(const Tensor& results, const Tensor& dy, const TensorView& dweights) const {
-  expect_rows("row_products", "results", results, first_results_.back());
+void TokenRoutes::row_products(const ConstTensorView& results, const ConstTensorView& dy,
+                               const TensorView& dweights) const {
+  expect_rows("row_products", "results", results, this->results());
   expect_rows("row_products", "dy", dy, tokens_);
   expect_f32_or_bf16("row_products", "results", results);
-  ep::expect_view("row_products", "dy", dy.view(), results.dtype(), {tokens_, results.size(1)});
+  ep::expect_view("row_products", "dy", dy, results.dtype, {tokens_, results.shape[1]});
   ep::expect_view("row_products", "dweights", dweights, DType::f32, {tokens_, top_k_});
-  const std::int64_t width = results.size(1);
-  by_dtype(results.dtype(), [&]<class T>() {
+  const std::int64_t width = results.shape[1];
+  by_dtype(results.dtype, [&]<class T>() {
+    const T *const from = results.template as<T>().data(), *const gradients = dy.template as<T>().data();
     for (std::int64_t t = 0; t < tokens_; ++t) {
-      const T* const of_dy = dy.data_ptr<T>() + t * width;
+      const T* const of_dy = gradients + t * width;
       for (std::int64_t i = t * top_k_; i < (t + 1) * top_k_; ++i) {
         const std::int64_t row = result_of_[static_cast<std::size_t>(i)];
         double product = 0;
         if (row >= 0)
           for (std::int64_t c = 0; c < width; ++c)
-            product += static_cast<double>(widen(of_dy[c])) *
-                       static_cast<double>(widen(results.data_ptr<T>()[row * width + c]));
+            product +=
+                static_cast<double>(widen(of_dy[c])) * static_cast<double>(widen(from[row * width + c]));
         dweights.as<float>()[static_cast<std::size_t>(i)] = static_cast<float>(product);
       }
     }

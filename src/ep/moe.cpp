@@ -31,10 +31,11 @@ Tensor as_rows(const Tensor& x) {
   return x.reshape({width == 0 ? 0 : x.count() / width, width});
 }
 
-// `like` with Partial on the axes that split the hidden features of the experts.
-LayoutRef contributions(const LayoutRef& like, const Experts& experts) {
+// `like` with Partial on the axes that split the hidden features of the experts, where results of experts are
+// contributions. In exact mode they are sums already.
+LayoutRef contributions(const LayoutRef& like, const Experts& experts, const Frame& frame) {
   const LayoutRef& weight = experts.up_proj->layout();
-  if (like == nullptr || weight == nullptr) return like;
+  if (like == nullptr || weight == nullptr || frame.exact()) return like;
   Placements placements = like->placements;
   for (std::size_t axis = 0; axis < placements.size(); ++axis)
     if (is_shard(weight->placements[axis], 1)) placements[axis] = Partial{};
@@ -42,8 +43,9 @@ LayoutRef contributions(const LayoutRef& like, const Experts& experts) {
 }
 
 // The sum over the ranks that split the hidden features; t itself if none do.
-Tensor summed_over_hidden(const Tensor& t, const LayoutRef& whole, const Experts& experts) {
-  const LayoutRef partial = contributions(whole, experts);
+Tensor summed_over_hidden(const Tensor& t, const LayoutRef& whole, const Experts& experts,
+                          const Frame& frame) {
+  const LayoutRef partial = contributions(whole, experts, frame);
   if (partial == whole) return t.with_layout(whole);
   return redistribute(t.with_layout(partial), whole);
 }
@@ -135,10 +137,6 @@ Tensor MoE::sample_blocks(const Tensor& x, const TokenRoutes& routes, Frame& fra
   const auto refuse = [&](const std::string& text) {
     throw Error(ErrorCode::bad_argument, fmt::format("exact: \"{}\": {}", path(), text));
   };
-  if (contributions(x.layout(), experts) != x.layout())
-    refuse(
-        "the hidden features of experts are split over the tensor axis; expected experts that are whole "
-        "there");
   const DeviceMesh axes = ep::sample_axes(x.layout());
   int groups = axes ? axes.size() : 1;  // of ranks that exchange tokens
   if (expert_axis_ && expert_axis_.size() > 1) {
@@ -217,7 +215,7 @@ Tensors MoE::do_forward(Inputs inputs, Frame& frame) {
   Tensors kept{results, x};
   kept.insert(kept.end(), choices.begin(), choices.end());
   frame.push(*this, std::move(kept));
-  const Tensor whole = summed_over_hidden(y, x.layout(), experts);
+  const Tensor whole = summed_over_hidden(y, x.layout(), experts, frame);
   if (!shared_expert) return {whole};
   return {add_tensors(whole, shared, frame.compute(), layouts::named(*this, "experts + shared expert"),
                       out_memory())};
@@ -265,11 +263,11 @@ Tensors MoE::do_backward(Inputs gradients, Frame& frame) {
   Shape global_choices = of_choices;
   if (x.layout()) global_choices[0] = x.layout()->global[0];
   const Tensor dscores = summed_over_hidden(dweights.reshape(of_choices),
-                                            layout_of_choices(x.layout(), global_choices), experts);
+                                            layout_of_choices(x.layout(), global_choices), experts, frame);
   const Tensor returned = combine.finish();
   const Tensor through_experts = compute.make(x.shape(), x.dtype());
   routes.weighted_sum(returned, {}, as_rows(through_experts).view());
-  const Tensor of_rows = summed_over_hidden(through_experts, x.layout(), experts);
+  const Tensor of_rows = summed_over_hidden(through_experts, x.layout(), experts, frame);
   const Tensor through_router = router.backward(dscores.reshape(weights.shape()), frame)[0];
   const TensorName what = layouts::named(*this, "dx");
   const Tensor dx =

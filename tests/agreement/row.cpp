@@ -40,6 +40,7 @@ std::vector<WithoutRow> without_row() {
       {"pipeline_grad_norm", "", "ranks of several stages have different gradients"},
       {"TokenRoutes::start_dispatch", "choices of experts",
        "the counts of rows between two ranks are compared by their exchange"},
+      {"TokenRoutes::start_combine", "as `TokenRoutes::start_dispatch`", "it makes the same exchange"},
       {"Trainer::evaluate", "as `Trainer::backward`", "it makes the same exchange"},
       {"FullySharded::finish", "", "it takes no argument; blocks compare as `ShardedParameters` does"},
       {"FullyShardOptions", "options of `fully_shard()`",

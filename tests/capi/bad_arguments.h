@@ -297,6 +297,36 @@ static weft_maps* good_weft_maps;
 static weft_model* good_weft_model;
 static weft_trainer* good_weft_trainer;
 static weft_loss_scaler* good_weft_loss_scaler;
+/* one token, which chose one of two experts; and their matrices */
+static weft_token_routes* good_weft_token_routes;
+static int64_t expert_numbers[] = {0, 1, 1};
+static const weft_buffer of_expert_numbers = {expert_numbers, 3, WEFT_I64, WEFT_CPU};
+static double expert_sums[2];
+static const weft_buffer of_expert_sums = {expert_sums, 2, WEFT_F64, WEFT_CPU};
+static const weft_expert_matrices expert_matrices = WEFT_EXPERT_MATRICES_INIT,
+                                  *const good_weft_expert_matrices = &expert_matrices;
+static const weft_expert_activations expert_activations = WEFT_EXPERT_ACTIVATIONS_INIT,
+                                     *const good_weft_expert_activations = &expert_activations;
+#define good_weft_token_routes_create_first_experts (&of_expert_numbers)
+#define good_weft_token_routes_rows_offsets (&of_expert_numbers)
+#define good_weft_experts_forward_offsets (&of_expert_numbers)
+#define good_weft_experts_backward_offsets (&of_expert_numbers)
+#define good_weft_experts_weight_gradients_offsets (&of_expert_numbers)
+#define good_weft_router_sums_counts (&of_expert_sums)
+#define good_weft_router_sums_scores (&of_expert_sums)
+#define null_weft_route_tokens_bias 1
+#define null_weft_router_sums_bias 1
+#define null_weft_route_tokens_backward_bias 1
+#define null_weft_route_tokens_backward_shares 1
+#define null_weft_route_tokens_backward_dbias 1
+#define null_weft_token_routes_create_group 1
+#define null_weft_token_routes_sizes_experts 1
+#define null_weft_token_routes_sizes_rows 1
+#define null_weft_token_routes_sizes_results 1
+#define null_weft_token_routes_rows_row_weights 1
+#define null_weft_dispatch_rows_transfer 1
+#define null_weft_combine_rows_transfer 1
+#define null_weft_weighted_sum_weights 1
 #define null_weft_loss_scaler_unscale_compute 1
 static const weft_token_batch token_batch = {NULL, NULL, 0, 1, 0}, *const good_weft_token_batch =
                                                                        &token_batch;
@@ -399,12 +429,21 @@ static void make_good(void) {
   OK(weft_transformer_create(whole, good_weft_compute, NULL, &good_weft_model, &error));
   OK(weft_trainer_create(good_weft_model, NULL, &good_weft_trainer, &error));
   OK(weft_loss_scaler_create(NULL, &good_weft_loss_scaler, &error));
+  static int32_t chosen[1];
+  static float weight[1];
+  static int64_t first[] = {0, 2};
+  const weft_matrix of_chosen = {chosen, 1, 1, WEFT_I32, WEFT_CPU},
+                    of_weight = {weight, 1, 1, WEFT_F32, WEFT_CPU};
+  const weft_buffer of_first = {first, 2, WEFT_I64, WEFT_CPU};
+  OK(weft_token_routes_create(good_weft_compute, NULL, &of_chosen, &of_weight, &of_first,
+                              &good_weft_token_routes, &error));
   weft_mesh_destroy(whole);
 #endif
 }
 
 static void destroy_good(void) {
 #if LIBRARY_weft_train
+  weft_token_routes_destroy(good_weft_token_routes);
   weft_loss_scaler_destroy(good_weft_loss_scaler);
   weft_trainer_destroy(good_weft_trainer);
   weft_model_destroy(good_weft_model);

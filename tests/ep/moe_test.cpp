@@ -113,6 +113,34 @@ TEST(MoE, ASecondPassAddsItsGradients) {
   }
 }
 
+// dx first, the gradients of weights later: the same bits.
+TEST(MoE, ABackwardPassInHalvesHasTheSameBits) {
+  Context context;
+  Compute compute(context, 1);
+  for (const ExpertKind kind : {ExpertKind::swiglu, ExpertKind::gelu}) {
+    MoEConfig config = small({.aux_loss = 0.3});
+    config.kind = kind, config.shared_hidden = 8;
+    MoE layer(config);
+    test::set_up(layer, compute);
+    const Tensor x = normal_tensor(context, {2, 6, 12}, "x"), dy = normal_tensor(context, x.shape(), "dy");
+    std::vector<std::vector<float>> results[2];
+    for (const bool halves : {false, true}) {
+      for (Parameter* p : layer.parameters()) p->zero_gradient();
+      Frame frame(compute, {.seed = 1, .step = 0});
+      layer.forward(x, frame);
+      LeftOver left_over;
+      const Tensor dx = halves ? layer.backward(dy, frame, left_over)[0] : layer.backward(dy, frame)[0];
+      EXPECT_EQ(layer.experts.up_proj->has_gradient(), !halves);
+      left_over.run();
+      auto& all = results[halves ? 1 : 0];
+      all.emplace_back(dx.f32().begin(), dx.f32().end());
+      for (const Parameter* p : layer.parameters())
+        all.emplace_back(p->gradient().f32().begin(), p->gradient().f32().end());
+    }
+    EXPECT_EQ(results[0], results[1]);
+  }
+}
+
 TEST(MoE, NoTokens) {
   Context context;
   Compute compute(context, 1);

@@ -106,6 +106,11 @@ TEST_F(EpRefused, ChoicesAndRows) {
               TokenRoutes(two, 2, 1, Numbers{0, 1, 2});
             }),
             "token_routes: 3 first experts for rank 2 of 2 ranks; expected 3");
+  const Tensor x = floats({1, 4});
+  EXPECT_EQ(refused([&] {
+              TokenRoutes(two, 0, 1, Numbers{0, 1, 2}).start_dispatch(compute, nullptr, x);
+            }),
+            "dispatch: group has 1 ranks; expected 2, as the choices");
   const ExpertChoices one{two.experts, two.weights, {2}};
   const TokenRoutes routes(one, 0, 1, Numbers{0, 2});
   EXPECT_EQ(refused([&] {
@@ -119,6 +124,12 @@ TEST_F(EpRefused, ChoicesAndRows) {
             }),
             "combine: rows has 1 rows; expected 2");
   const Tensor rows = floats({2, 4}), whole = ints({2, 4});
+  EXPECT_EQ(refused([&] {
+              routes.start_dispatch(nullptr, rows, floats({2, 3})).finish();
+            }),
+            "dispatch: rows is f32 (2, 3); expected f32 (2, 4)");
+  EXPECT_EQ(refused([&] { routes.start_combine(nullptr, rows, whole).finish(); }),
+            "combine: results is i32 (2, 4); expected f32 (2, 4)");
   EXPECT_EQ(refused([&] { routes.weighted_sum(whole, {}, rows); }),
             "weighted_sum: results is i32; expected f32 or bf16");
   EXPECT_EQ(refused([&] {
@@ -186,21 +197,42 @@ TEST_F(EpRefused, ViewsOfExperts) {
   EXPECT_EQ(forward([&](Given& g) { g.offsets = {0, 4, 3}; }), "experts_forward: 3" + rise + "3" + expected);
   EXPECT_EQ(forward([&](Given& g) { g.offsets = {0, 1, 2}; }), "experts_forward: 3" + rise + "2" + expected);
 
-  const auto backward = [&](const ConstTensorView& dy, const TensorView& dx, const ExpertGradients& to) {
+  const auto backward = [&](const ConstTensorView& dy, const TensorView& dx, const ExactExperts& exact = {}) {
     return refused([&] {
       experts_backward(kernels_of(compute), ExpertKind::swiglu, dy, x, offsets, {up, up, down},
-                       {hidden, hidden, hidden}, dx, to);
+                       {hidden, hidden, hidden}, dx, exact);
     });
   };
-  EXPECT_EQ(backward(hidden, x, {}), "experts_backward: dy is f32 (3, 8); expected f32 (3, 4), as x");
-  EXPECT_EQ(backward(x, hidden, {}), "experts_backward: dx is f32 (3, 8); expected f32 (3, 4), as x");
-  EXPECT_EQ(backward(x, x, {.up = down}),
-            "experts_backward: gradients.up is f32 (2, 4, 8); expected f32 (2, 8, 4), as the weight");
+  EXPECT_EQ(backward(hidden, x), "experts_backward: dy is f32 (3, 8); expected f32 (3, 4), as x");
+  EXPECT_EQ(backward(x, hidden), "experts_backward: dx is f32 (3, 8); expected f32 (3, 4), as x");
+  EXPECT_EQ(backward(x, x, {.hidden_blocks = 8, .dx_gate = hidden}),
+            "experts_backward: exact.dx_gate is f32 (3, 8); expected f32 (3, 4), as x");
+  const Tensor narrow_up(context, {2, 8, 4}, DType::bf16), narrow_down(context, {2, 4, 8}, DType::bf16),
+      narrow_hidden(context, {3, 8}, DType::bf16);
+  EXPECT_EQ(refused([&] {
+              experts_forward(kernels_of(compute), ExpertKind::relu, narrow, offsets,
+                              {{}, narrow_up, narrow_down}, {{}, narrow_hidden, narrow_hidden}, narrow,
+                              {.hidden_blocks = 8});
+            }),
+            "experts_forward: x is bf16; expected f32 in exact mode");
+
+  const auto gradients = [&](const ConstTensorView& dy, const ExpertGradients& to,
+                             DType of_weights = DType::f32) {
+    return refused([&] {
+      experts_weight_gradients(kernels_of(compute), ExpertKind::swiglu, dy, x, offsets, of_weights,
+                               {hidden, hidden, hidden}, to);
+    });
+  };
+  EXPECT_EQ(gradients(hidden, {}), "experts_weight_gradients: dy is f32 (3, 8); expected f32 (3, 4), as x");
+  EXPECT_EQ(gradients(x, {.up = down}),
+            "experts_weight_gradients: gradients.up is f32 (2, 4, 8); expected f32 (2, 8, 4), as the weight");
+  EXPECT_EQ(gradients(x, {}, DType::f64),
+            "experts_weight_gradients: of_weights is f64; expected f32 or bf16");
   ExpertGradients in_blocks;
   in_blocks.block_offsets = offsets;
   in_blocks.blocks = 2;
-  EXPECT_EQ(backward(x, x, in_blocks),
-            "experts_backward: 3 block offsets; expected 2 experts x (2 blocks + 1)");
+  EXPECT_EQ(gradients(x, in_blocks),
+            "experts_weight_gradients: 3 block offsets; expected 2 experts x (2 blocks + 1)");
 }
 
 TEST_F(EpRefused, OptionsOfModules) {

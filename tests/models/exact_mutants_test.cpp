@@ -31,6 +31,7 @@ TEST_P(ExactMutants, IsFound) {
 }
 
 constexpr const char* kMeshes = "Exact.DataAndTensorAndSequenceParallel";
+constexpr const char* kExperts = "MoEModel.ExactRulesOfExperts";
 
 INSTANTIATE_TEST_SUITE_P(
     Rules, ExactMutants,
@@ -50,6 +51,10 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"exact_classes_whole", "Exact.Vocabulary", "step 0: loss"},
         // Norms, and what data-parallel forms do to inputs.
         Mutant{"exact_norm_in_f64", kMeshes, "step 0: norm"},
+        // Experts: the order of a token's choices, their rows, and their hidden features.
+        Mutant{"exact_choices_by_rank", kExperts, "ep 2 has other bits"},
+        Mutant{"exact_expert_rows_whole", kExperts, "dp 2 has other bits"},
+        Mutant{"exact_expert_hidden_whole", kExperts, "tp 2 has other bits"},
         // Kernels on which all this rests.
         Mutant{"exact_kernel_differs", "Exact.Threads",
                "exact: the product 37 x 45 x 24 in f32 has other bits if rows are cut in two"},
@@ -57,7 +62,8 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& m) { return std::string(m.param.name); });
 
 TEST(ExactWithoutMutants, Passes) {
-  const test::CommandOutput o = exact_tests("none", "Exact.DataAnd*:Exact.Shared*:Exact.Vocabulary");
+  const test::CommandOutput o =
+      exact_tests("none", "Exact.DataAnd*:Exact.Shared*:Exact.Vocabulary:MoEModel.ExactRulesOfExperts");
   EXPECT_EQ(o.status, 0) << o.text;
 }
 

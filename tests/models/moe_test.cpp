@@ -344,6 +344,7 @@ TEST(MoEModel, ExpertsAreInitialisedByTheirGlobalNumber) {
 // ranks.
 TEST(MoEModel, ExactModeHasTheSameBitsOnEveryMesh) {
   MoETransformerConfig config = small(8);
+  config.router.top_k = 3;  // a sum of two has one order
   config.router.capacity = Capacity::by_weight;
   config.router.capacity_factor = 1.1;
   constexpr int kSteps = 50;
@@ -355,6 +356,9 @@ TEST(MoEModel, ExactModeHasTheSameBitsOnEveryMesh) {
                                            {"dp 2 ep 2", mesh_of(2, 2, 1)},
                                            {"dp 4 ep 2", mesh_of(4, 2, 1)},
                                            {"dp 4", mesh_of(4, 1, 1)},
+                                           {"tp 2", mesh_of(1, 1, 2)},
+                                           {"dp 2 ep 2 tp 2", mesh_of(2, 2, 2)},
+                                           {"ep 2 tp 4", mesh_of(1, 2, 4)},
                                            {"fsdp dp 2 ep 2", mesh_of(2, 2, 1), DataForm::fsdp}}) {
     Mesh exact = how;
     exact.exact = Exact::yes;
@@ -376,15 +380,30 @@ TEST(MoEModel, ExactModeHasTheSameBitsOnEveryMesh) {
   test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
     EXPECT_NE(steps_of(rank, {"dp 2 ep 2", mesh_of(2, 2, 1)}, config, 3).parameters, expected->parameters);
   });
-  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
-    Mesh split{"tp 2", mesh_of(1, 1, 2)};
-    split.exact = Exact::yes;
-    EXPECT_EQ(
-        test::error_text(ErrorCode::bad_argument, [&] { return steps_of(rank, split, config, 1).losses; }),
-        "exact: \"layers.0.mlp\": the hidden features of experts are split over the tensor axis; expected "
-        "experts "
-        "that are whole there");
-  });
+}
+
+// The rules of experts in exact mode, each on the mesh that needs it (exact_mutants_test.cpp).
+TEST(MoEModel, ExactRulesOfExperts) {
+  MoETransformerConfig config = small(8);
+  config.router.top_k = 3;
+  std::optional<Steps> expected;
+  for (const Mesh& how : std::vector<Mesh>{{"one", mesh_of(1, 1, 1)},
+                                           {"ep 2", mesh_of(1, 2, 1)},
+                                           {"dp 2", mesh_of(2, 1, 1)},
+                                           {"tp 2", mesh_of(1, 1, 2)}}) {
+    Mesh exact = how;
+    exact.exact = Exact::yes;
+    Steps first;
+    test::run_ranks(Ranks::threads, how.shape.size(), [&](Rank& rank) {
+      const Steps got = steps_of(rank, exact, config, 2);
+      if (rank.rank == 0) first = got;
+      if (expected) {
+        EXPECT_TRUE(got.losses == expected->losses && got.gradients == expected->gradients)
+            << how.name << " has other bits";
+      }
+    });
+    if (!expected) expected = first;
+  }
 }
 
 TEST(MoEModel, RefusesByName) {

@@ -37,6 +37,9 @@ ExpertChoices gather_choices(Compute& compute, ProcessGroup& group, const ConstT
 ExpertChoices gather_choices(Compute& compute, ProcessGroup& group, const ConstTensorView& experts,
                              const ConstTensorView& weights, std::vector<std::int64_t> tokens);
 
+/// The choices of one rank alone.
+ExpertChoices own_choices(Compute& compute, const ConstTensorView& experts, const ConstTensorView& weights);
+
 /// Where the rows of one rank's tokens travel, and where they come back. Made from the choices of all ranks
 /// without communication; immutable. A token is sent once to each rank that holds at least one of its
 /// experts; dropped choices do not travel.
@@ -52,6 +55,8 @@ class TokenRoutes {
 
   std::int64_t tokens() const noexcept { return tokens_; }  ///< of this rank
   std::int64_t rows() const noexcept { return offsets_.back(); }
+  /// Choices of this rank's tokens that were not dropped: rows of a combine's result.
+  std::int64_t results() const noexcept { return first_results_.back(); }
   /// The rows of expert i of this rank are offsets()[i] to offsets()[i + 1].
   std::span<const std::int64_t> offsets() const noexcept { return offsets_; }
   /// The weight with which each row's result is used.
@@ -74,14 +79,20 @@ class TokenRoutes {
   /// Begins to send rows: (rows, width) back, like start_dispatch(). The result is (choices that were not
   /// dropped, width), in an order of its own, which weighted_sum() and row_products() know.
   Transfer start_combine(Compute& compute, ProcessGroup* group, const Tensor& rows) const;
+  /// The same on the caller's memory, which must live until finish(). rows: (rows(), width) and results:
+  /// (results(), width), of the dtype of x.
+  Transfer start_dispatch(ProcessGroup* group, const ConstTensorView& x, const TensorView& rows) const;
+  Transfer start_combine(ProcessGroup* group, const ConstTensorView& rows, const TensorView& results) const;
 
   /// y = the sum of weight · result over the choices of each token, in the order of the choices, in f32.
   /// results: of start_combine(), f32 or bf16; weights: f32 (tokens, top_k), or empty: 1 each; y: (tokens,
   /// width), of the dtype of results. A token without choices gets 0.
-  void weighted_sum(const Tensor& results, const ConstTensorView& weights, const TensorView& y) const;
+  void weighted_sum(const ConstTensorView& results, const ConstTensorView& weights,
+                    const TensorView& y) const;
   /// dweights = the product of dy: (tokens, width) with the result of each choice, in f32; 0 for a dropped
   /// choice. dweights: f32 (tokens, top_k).
-  void row_products(const Tensor& results, const Tensor& dy, const TensorView& dweights) const;
+  void row_products(const ConstTensorView& results, const ConstTensorView& dy,
+                    const TensorView& dweights) const;
 
  private:
   using RowsByRank = std::vector<std::vector<std::int64_t>>;
@@ -90,7 +101,8 @@ class TokenRoutes {
     for (const auto& list : lists) count += list.size();
     return static_cast<std::int64_t>(count);
   }
-  Work exchanged(ProcessGroup& group, const ExchangePlan& plan, const Tensor& in, const Tensor& out) const;
+  Work exchanged(ProcessGroup* group, const ExchangePlan& plan, const ConstTensorView& in,
+                 const TensorView& out) const;
   std::int64_t tokens_;
   int top_k_, ranks_, rank_;
   std::vector<std::int64_t> offsets_;     // by expert of this rank

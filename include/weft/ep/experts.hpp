@@ -27,6 +27,15 @@ struct ExpertActivations {
   TensorView up{};      ///< (rows, hidden)
   TensorView hidden{};  ///< (rows, hidden)
 };
+/// Exact mode (docs/exact.md): `hidden_blocks` of the 8 blocks of hidden features are on this rank, 1, 2, 4
+/// or 8, and sums over hidden features are the balanced binary tree over them. y and dx are then
+/// contributions, which the ranks of a tensor axis add in canonical order. 0: not exact. f32 only.
+struct ExactExperts {
+  int hidden_blocks = 0;
+  /// The part of dx through gate, (rows, dim): a sum of its own; dx has the part through up. Empty unless the
+  /// kind is swiglu.
+  TensorView dx_gate{};
+};
 /// f32, of the shapes of the weights. An empty view: that gradient is not wanted.
 struct ExpertGradients {
   TensorView gate{}, up{}, down{};
@@ -44,13 +53,19 @@ struct ExpertGradients {
 /// a shape or dtype does not fit.
 void experts_forward(kernels::KernelContext& ctx, ExpertKind kind, const ConstTensorView& x,
                      std::span<const std::int64_t> offsets, const ExpertWeights& weights,
-                     const ExpertActivations& kept, const TensorView& y);
-/// dx and gradients from dy. x and kept: of the forward pass; dx, dy: (rows, dim), of its dtype. kept is used
-/// up: it holds gradients afterwards.
+                     const ExpertActivations& kept, const TensorView& y, const ExactExperts& exact = {});
+/// The first half of the backward pass: dx from dy. x and kept: of the forward pass; dx, dy: (rows, dim), of
+/// its dtype. Afterwards kept.gate and kept.up are their gradients, which the second half needs.
 void experts_backward(kernels::KernelContext& ctx, ExpertKind kind, const ConstTensorView& dy,
                       const ConstTensorView& x, std::span<const std::int64_t> offsets,
                       const ExpertWeights& weights, const ExpertActivations& kept, const TensorView& dx,
-                      const ExpertGradients& gradients);
+                      const ExactExperts& exact = {});
+/// The second half: the gradients of the weights, at any time after the first half. dy, x and kept: as that
+/// had them, and left them. of_weights: the dtype of the weights, in which products take their operands.
+void experts_weight_gradients(kernels::KernelContext& ctx, ExpertKind kind, const ConstTensorView& dy,
+                              const ConstTensorView& x, std::span<const std::int64_t> offsets,
+                              DType of_weights, const ExpertActivations& kept,
+                              const ExpertGradients& gradients);
 
 /// The experts of one layer, as a module. Inputs: rows (rows, dim), and offsets, i64 (experts of this rank +
 /// 1); in exact mode also ExpertGradients::block_offsets, i64 (experts of this rank, blocks + 1). Output:
@@ -59,7 +74,8 @@ void experts_backward(kernels::KernelContext& ctx, ExpertKind kind, const ConstT
 ///
 /// Over an axis that splits the first dimension (apply_expert_parallel), each rank has the experts
 /// [experts·r/n …), the first ones one more if they are uneven. Over a tensor axis that splits `hidden`,
-/// outputs and the gradients of rows are contributions to a sum, which MoE adds up. Rows are plain tensors:
+/// outputs and the gradients of rows are contributions to a sum, which MoE adds up; in exact mode this module
+/// adds them, one all-reduce of the rows forward and one backward. Rows are plain tensors:
 /// how many a rank has depends on the routing. The gradient of a weight is a contribution on the axes that
 /// set_tokens_layout() says.
 class Experts : public Module {
@@ -86,6 +102,8 @@ class Experts : public Module {
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
   LayoutRef gradient_layout(const Parameter& p) const;
+  ExpertWeights weights() const;
+  DeviceMesh hidden_axes() const;
   ExpertKind kind_;
   LayoutRef tokens_layout_;
   Memory rows_memory_ = Memory::local;

@@ -42,9 +42,9 @@ struct MoEConfig {
 /// first dimension only; tokens are all dimensions but the last. The sum is in f32, in the order of the
 /// choices. The module does not add the residual.
 ///
-/// Exact mode (docs/exact.md): gradients of experts are sums over blocks of samples; the expert axis must be
-/// the last of the axes that split samples, and no axis may split the hidden features of experts, otherwise a
-/// pass throws bad_argument.
+/// Exact mode (docs/exact.md): gradients of experts are sums over blocks of samples, and sums over the hidden
+/// features of experts are made of 8 blocks of these. The expert axis must be the last of the axes that split
+/// samples, otherwise a pass throws bad_argument.
 ///
 /// Children: router, experts, and shared_expert if there is one.
 ///
