@@ -1,9 +1,11 @@
-// Casts and scales of eight bits beside those of torch, torchao and ml_dtypes: the same bits. Skipped where
-// no Python has them: `tools/torch_python.sh --make torch ml_dtypes torchao` makes one.
+// Casts and scales of eight bits beside those of torch, torchao and ml_dtypes: the same bits; and layers
+// beside torchao's. Skipped where no Python has them: `tools/torch_python.sh --make torch ml_dtypes torchao`
+// makes one.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <random>
@@ -11,9 +13,11 @@
 #include <vector>
 
 #include "nn/float8_reference.hpp"
+#include "nn/support.hpp"
 #include "support/command_output.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/nn/float8.hpp"
+#include "weft/nn/float8_linear.hpp"
 
 namespace weft {
 namespace {
@@ -89,20 +93,30 @@ bool is_nan_code(DType format, std::uint8_t code) {
   return (code & 0x7f) > (format == DType::f8e4m3 ? 0x7e : 0x7c);
 }
 
-TEST(Float8Oracle, TheBitsOfTorchTorchaoAndMlDtypes) {
+// The command that runs a Python with the libraries; empty: there is none.
+std::string python_of_oracle() {
   const auto python =
       test::output_of(std::string("'") + WEFT_SOURCE_DIR + "/tools/torch_python.sh' torch ml_dtypes torchao");
-  if (python.status != 0)
-    GTEST_SKIP() << "no Python has torch, ml_dtypes, torchao and pytest: tools/torch_python.sh --make torch "
-                    "ml_dtypes torchao makes one, or WEFT_TEST_PYTHON names it";
+  return python.status == 0 ? python.text.substr(0, python.text.find('\n')) : "";
+}
+constexpr const char* kNoPython =
+    "no Python has torch, ml_dtypes, torchao and pytest: tools/torch_python.sh --make torch ml_dtypes "
+    "torchao makes one, or WEFT_TEST_PYTHON names it";
+
+test::CommandOutput run_oracle(const std::string& python, const char* what, const std::string& folder) {
+  return test::output_of(
+      fmt::format("'{}' '{}/tests/nn/float8_oracle.py' {} '{}' 2>&1", python, WEFT_SOURCE_DIR, what, folder));
+}
+
+TEST(Float8Oracle, TheBitsOfTorchTorchaoAndMlDtypes) {
+  const std::string python = python_of_oracle();
+  if (python.empty()) GTEST_SKIP() << kNoPython;
   const test::TemporaryFolder temporary;
   const std::string folder = temporary / "";
   const std::vector<float> x = values_to_cast(), amax = magnitudes();
   write_file(folder + "x.f32", x);
   write_file(folder + "amax.f32", amax);
-  const auto ran =
-      test::output_of(fmt::format("'{}' '{}/tests/nn/float8_oracle.py' '{}' 2>&1",
-                                  python.text.substr(0, python.text.find('\n')), WEFT_SOURCE_DIR, folder));
+  const auto ran = run_oracle(python, "casts", folder);
   ASSERT_EQ(ran.status, 0) << ran.text;
   RecordProperty("versions", ran.text);
 
@@ -150,6 +164,80 @@ TEST(Float8Oracle, TheBitsOfTorchTorchaoAndMlDtypes) {
             << name << ": " << fmt::format("{:a}", amax[i]) << (power ? " as a power of two" : "");
     }
   }
+}
+
+// A layer as a training step has it: activations of which some features are much larger than others, weights
+// near their initial values, and gradients that differ by orders of magnitude from token to token. x and dy
+// have values of bf16, since rowwise_gw_hp rounds them for dw and torchao multiplies what it gets.
+struct LayerCase {
+  std::int64_t tokens, in, out;
+};
+constexpr LayerCase kLayers[] = {{512, 128, 352}, {384, 352, 128}, {64, 16, 16}, {2048, 128, 128}};
+
+void write_layer(const std::string& folder, const LayerCase& c) {
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder + "shape.txt") << fmt::format("{} {} {}\n", c.tokens, c.in, c.out);
+  std::mt19937_64 random(static_cast<unsigned>(c.tokens + c.out));
+  std::normal_distribution<float> normal;
+  const auto write = [&](const char* name, std::int64_t rows, std::int64_t columns, auto factor) {
+    std::vector<float> values;
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t i = 0; i < columns; ++i)
+        values.push_back(static_cast<float>(bf16(normal(random) * factor(r, i))));
+    write_file(folder + name, values);
+  };
+  write("x.f32", c.tokens, c.in, [](std::int64_t, std::int64_t i) { return i % 37 == 3 ? 30.0F : 1.0F; });
+  write("w.f32", c.out, c.in, [](std::int64_t, std::int64_t) { return 0.02F; });
+  write("dy.f32", c.tokens, c.out,
+        [](std::int64_t r, std::int64_t) { return 1e-4F * std::exp2(static_cast<float>(r % 11) - 9.0F); });
+}
+
+// The results of a float8 layer and those of torchao differ by the rounding of f32 alone, as a part of the
+// largest.
+void expect_layer(const std::string& folder, const LayerCase& c) {
+  const auto [tokens, in, out] = c;
+  test::Bench bench;
+  const auto tensor = [&](const std::string& name, const Shape& shape) {
+    const Tensor t = bench.compute.make(shape);
+    std::ranges::copy(read_file<float>(folder + name + ".f32", static_cast<std::size_t>(shape.count())),
+                      t.f32().begin());
+    return t;
+  };
+  for (const Float8Recipe recipe :
+       {Float8Recipe::tensorwise, Float8Recipe::rowwise, Float8Recipe::rowwise_gw_hp}) {
+    Linear layer(in, out, false);
+    materialise(layer, bench.compute);
+    layer.weight->set_master(tensor("w", {out, in}));
+    const auto linears = std::make_shared<Float8Linears>(Float8LinearOptions{recipe});
+    Float8Linears::convert(linears, layer);
+    Frame frame(bench.compute);
+    const Tensor y = layer.forward(tensor("x", {tokens, in}), frame)[0],
+                 dx = layer.backward(tensor("dy", {tokens, out}), frame)[0], dw = layer.weight->gradient();
+    for (const auto& [what, of_weft] : {std::pair("y", y), {"dx", dx}, {"dw", dw}}) {
+      const std::string of = std::string(name(recipe)) + "." + what;
+      const std::vector<float> got = test::floats(of_weft),
+                               expected = read_file<float>(folder + of + ".f32", got.size());
+      float largest = 0, off = 0;
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        largest = std::max(largest, std::abs(expected[i]));
+        off = std::max(off, std::abs(got[i] - expected[i]));
+      }
+      EXPECT_LE(off, 2e-6F * largest) << folder << of;
+      EXPECT_GT(largest, 0) << folder << of;
+    }
+  }
+}
+
+TEST(Float8Oracle, LayersAreThoseOfTorchao) {
+  const std::string python = python_of_oracle();
+  if (python.empty()) GTEST_SKIP() << kNoPython;
+  const test::TemporaryFolder temporary;
+  for (std::size_t i = 0; i < std::size(kLayers); ++i)
+    write_layer(temporary / fmt::format("{}/", i), kLayers[i]);
+  const auto ran = run_oracle(python, "layers", temporary / "");
+  ASSERT_EQ(ran.status, 0) << ran.text;
+  for (std::size_t i = 0; i < std::size(kLayers); ++i)
+    expect_layer(temporary / fmt::format("{}/", i), kLayers[i]);
 }
 
 }  // namespace
