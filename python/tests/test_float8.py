@@ -74,3 +74,18 @@ def test_models_train_in_eight_bits(ranks):
     assert one[-1] < 0.8 * one[0]
     for other in ranks(2, losses):
         assert other == pytest.approx(one, rel=1e-2)
+
+
+def test_wrong_options_are_refused(ranks):
+    def refuse(group):
+        recipe = train.transformer(dim=32, layers=1, heads=2, ffn_hidden=48, vocab=32, max_seq=8)
+        mesh = weft.Mesh(group, dp=-1, tp=1)
+        for options, text in (
+            ({"float8": "delayed"}, "options: float8: float8: the recipe is delayed; expected tensorwise, rowwise or rowwise_gw_hp"),
+            ({"float8": "rowwise", "float8_scales": "all"}, 'options: float8_scales is "all"; expected own, whole'),
+            ({"float8_scales": "whole"}, 'options: float8_scales is "whole"; expected a recipe in float8'),
+        ):
+            with pytest.raises(weft.BadArgumentError, match=text):
+                train.build_parallel_model(recipe, mesh, **options)
+
+    ranks(1, refuse)

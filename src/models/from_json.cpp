@@ -573,6 +573,8 @@ BuildOptions build_options_from_json(std::string_view text) {
   f.word("float8", o.float8, float8_recipe_from_name);
   f.choose<Float8Scales>("float8_scales", {{"own", Float8Scales::own}, {"whole", Float8Scales::whole}},
                          o.float8_options.scales);
+  if (!o.float8 && o.float8_options.scales == Float8Scales::whole)
+    f.wrong("float8_scales", "a recipe in float8");
   f.word("ac", o.ac.mode, ac_mode_of);
   f.get("ac_modules", o.ac.modules);
   f.get("ac_every", o.ac.every);

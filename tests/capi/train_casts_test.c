@@ -15,7 +15,8 @@ static void cast_and_back(rank_args* a) {
   uint8_t codes[6];
   const weft_matrix of_x = {x, 2, 3, WEFT_F32, WEFT_CPU}, of_values = {values, 2, 3, WEFT_F32, WEFT_CPU},
                     of_codes = {codes, 2, 3, WEFT_F8E4M3, WEFT_CPU},
-                    of_short = {codes, 1, 3, WEFT_F8E4M3, WEFT_CPU};
+                    of_short = {codes, 1, 3, WEFT_F8E4M3, WEFT_CPU},
+                    of_integers = {values, 2, 3, WEFT_I32, WEFT_CPU};
   const weft_buffer by_tensor = {amax, 1, WEFT_F32, WEFT_CPU}, by_row = {amax, 2, WEFT_F32, WEFT_CPU},
                     by_column = {amax, 3, WEFT_F32, WEFT_CPU}, of_scales = {scales, 2, WEFT_F32, WEFT_CPU};
   OK(weft_compute_create(a->context, NULL, &compute, &error));
@@ -48,6 +49,15 @@ static void cast_and_back(rank_args* a) {
               "(WEFT_SCALE_OF_COLUMNS)");
   CHECK_ERROR(weft_float8_amax(compute, &of_x, WEFT_SCALE_OF_ROWS, &by_column, &error), WEFT_BAD_ARGUMENT,
               "weft_float8_amax: amax has 3 elements of f32 on cpu; expected 2 of f32 on the CPU");
+  CHECK_ERROR(weft_float8_amax(compute, &of_integers, WEFT_SCALE_OF_TENSOR, &by_tensor, &error),
+              WEFT_BAD_ARGUMENT, "float8: x is i32; expected f32 or bf16");
+  CHECK_ERROR(weft_float8_quantise(compute, &of_x, WEFT_SCALE_OF_COLUMNS, &of_scales, &of_codes, &error),
+              WEFT_BAD_ARGUMENT,
+              "weft_float8_quantise: scales has 2 elements of f32 on cpu; expected 3 of f32 on the CPU");
+  CHECK_ERROR(weft_float8_quantise(compute, &of_x, WEFT_SCALE_OF_ROWS, &of_scales, &of_integers, &error),
+              WEFT_BAD_ARGUMENT, "float8: the format is i32; expected f8e4m3 or f8e5m2");
+  CHECK_ERROR(weft_float8_widen(compute, &of_codes, &of_integers, &error), WEFT_BAD_ARGUMENT,
+              "float8: values are i32; expected bf16 or f32");
   CHECK_ERROR(weft_float8_quantise(compute, &of_x, WEFT_SCALE_OF_ROWS, &of_scales, &of_short, &error),
               WEFT_BAD_ARGUMENT, "float8: codes is (1, 3); expected (2, 3)");
   CHECK_ERROR(weft_float8_scale(1, WEFT_F32, false, &scales[0], &error), WEFT_BAD_ARGUMENT,

@@ -177,7 +177,7 @@ TEST(FromJson, Options) {
   const BuildOptions build = build_options_from_json(
       R"({"data_axis": "d", "tensor_axis": "t", "replicate_axis": "r", "domain_axes": ["h"], "data": "fsdp",
           "reshard_after_forward": 2, "reduce": "bf16", "seed": 18446744073709551615, "dtype": "bf16",
-          "activations": "bf16", "frozen": ["a"], "float8": "rowwise", "ac": "selective", "ac_modules": ["m"],
+          "activations": "bf16", "frozen": ["a"], "float8": "rowwise", "float8_scales": "whole", "ac": "selective", "ac_modules": ["m"],
           "ac_every": 2, "sequence_parallel": true, "split_vocab": true, "exact": true, "compile_model": true, "pipeline_axis": "pp", "pipeline": "gpipe", "stages_per_rank": 2})");
   EXPECT_EQ(build.data_axis + build.tensor_axis + build.replicate_axis + build.domain_axes.at(0), "dtrh");
   EXPECT_EQ(build.data, DataForm::fsdp);
@@ -186,6 +186,7 @@ TEST(FromJson, Options) {
   EXPECT_TRUE(build.dtype == DType::bf16 && build.activations == DType::bf16);
   EXPECT_EQ(build.frozen, std::vector<std::string>{"a"});
   EXPECT_EQ(build.float8, Float8Recipe::rowwise);
+  EXPECT_EQ(build.float8_options.scales, Float8Scales::whole);
   EXPECT_TRUE(build.ac.mode == AcMode::selective && build.ac.every == 2 && build.ac.modules.size() == 1);
   EXPECT_TRUE(build.tensor.sequence_parallel && build.tensor.vocab == VocabSplit::shard);
   EXPECT_TRUE(build.exact == Exact::yes && build.compile_model);
@@ -220,6 +221,11 @@ TEST(FromJson, ErrorsOfOptions) {
   build(R"({"exact": 1})", "options: exact is 1; expected true or false");
   build(R"({"frozen": "a"})", "options: frozen is \"a\"; expected a list of texts");
   build(R"({"data_axis": 1})", "options: data_axis is 1; expected a text");
+  build(R"({"float8": "mxfp8"})",
+        "options: float8: float8: the recipe is \"mxfp8\"; expected tensorwise, rowwise or rowwise_gw_hp");
+  build(R"({"float8": "rowwise", "float8_scales": "all"})",
+        "options: float8_scales is \"all\"; expected own, whole");
+  build(R"({"float8_scales": "whole"})", "options: float8_scales is \"whole\"; expected a recipe in float8");
   const auto trainer = [](const std::string& text, const std::string& error) {
     expect_error(ErrorCode::bad_argument, error, [&] { return trainer_options_from_json(text).seed; });
   };

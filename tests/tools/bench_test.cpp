@@ -218,6 +218,20 @@ TEST_F(WeftBench, LayersAreComparedAndVerified) {
                                           "attention/f32/8/forward", "attention/f32/8/both"}));
 }
 
+// Float8 layers are verified before they are timed; the row has the name of the dtype.
+TEST_F(WeftBench, LayersInFloat8) {
+  const auto json_path = folder_ / "layers.json";
+  ASSERT_EQ(run({"layers", "--layers", "linear2,mlp", "--tokens", "8", "--passes", "forward,both", "--rounds",
+                 "1", "--tp", "1,2", "--dtype", "f8", "--json", json_path}),
+            ExitStatus{.code = 0})
+      << err_;
+  std::set<std::string> cases;
+  const json all = json::parse(contents(json_path));
+  for (const json& row : all.at("rows")) cases.insert(row.at("case"));
+  EXPECT_EQ(cases, (std::set<std::string>{"linear2/f8e4m3/8/forward", "linear2/f8e4m3/8/both",
+                                          "mlp/f8e4m3/8/forward", "mlp/f8e4m3/8/both"}));
+}
+
 TEST_F(WeftBench, LayersWhoseResultsDifferAreNoResult) {
   // torch's place is taken by a program that is fast and wrong.
   const std::string programs = our_programs();

@@ -832,6 +832,13 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
          "float8: the recipe is \"mxfp8\"; expected tensorwise, rowwise or rowwise_gw_hp");
   expect({"--float8", "delayed"}, "delayed scaling takes scales from earlier steps");
   expect({"--float8-scales", "whole"}, "float8-scales is whole; expected a recipe in --float8");
+  expect({"--float8", "rowwise", "--float8-scales", "half"}, "--float8-scales is half; expected own, whole");
+  expect({"--ranks", "2", "--pp", "2", "--float8", "rowwise"},
+         "pp is 2 with --float8; a pipeline does not support that");
+  expect({"--exact", "--float8", "tensorwise"},
+         "is a float8 layer of the recipe tensorwise; expected rowwise or rowwise_gw_hp");
+  expect({"--float8", "rowwise", "--dim", "24", "--ffn", "24"},
+         "float8: nothing to convert; expected at least one linear layer");
   expect({"--vocab", "half"}, "--vocab is half; expected whole, shard");
   expect({"--data", "all"}, "--data is all; expected ddp, fsdp, hsdp");
   expect({"--ranks", "3", "--data", "hsdp"}, "replicate is 2; expected a number that divides dp=3");

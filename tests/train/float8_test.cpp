@@ -1,6 +1,7 @@
 // Models in float8: the choice of layers, one rank and meshes, and what a training run sees of it.
 #include "weft/train/float8.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -311,6 +312,53 @@ TEST(Float8OverRanks, ScalesOfTheWholeGiveTheCodesOfOneRank) {
     test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
       for (const Float8Recipe recipe : kRecipes)
         for (const bool sequence : {false, true}) expect_as_serial(rank, shape, recipe, sequence);
+    });
+}
+
+// The codes themselves: y and dx of a token are sums over all features in one order, so that they have the
+// bits of one rank if all codes and scales have; and the kept codes of x are this rank's part of those of one
+// rank. Three samples over four ranks leave one rank without any.
+TEST(Float8OverRanks, ScalesOfTheWholeGiveTheBitsOfOneRank) {
+  for (const auto& [ranks, samples] : {std::pair(1, 3), {2, 3}, {3, 7}, {4, 3}, {4, 8}})
+    test::run_ranks(Ranks::threads, ranks, [&, n = ranks, rows = samples](Rank& rank) {
+      for (const Float8Recipe recipe : kRecipes) {
+        SCOPED_TRACE(fmt::format("{} {} over {}", name(recipe), rows, n));
+        Compute compute(rank.context);
+        const DeviceMesh mesh(rank.group(), {{"dp", n}});
+        const auto layer_of = [&](bool over_ranks) {
+          auto net = std::make_unique<Sequential>();
+          net->append("up", std::make_unique<Linear>(32, 48, true, Normal{0.4}));
+          if (over_ranks) replicate(*net, mesh);
+          return net;
+        };
+        const auto serial = layer_of(false), parallel = layer_of(true);
+        const Float8Options options{.scales = Float8Scales::whole};
+        const auto one = apply_float8(*serial, recipe, options),
+                   all = apply_float8(*parallel, recipe, options);
+        for (Sequential* net : {serial.get(), parallel.get()}) {
+          materialise(*net, compute);
+          initialise(*net, 3);
+        }
+        const Tensor x = random_tensor(rank.context, {rows, 5, 32}, "x"),
+                     dy = random_tensor(rank.context, {rows, 5, 48}, "dy");
+        const auto part = [&](const Tensor& t) {
+          return distribute(t, make_layout(mesh, {{"dp", Shard{0}}}, t.shape()));
+        };
+        const auto bytes = [](const Tensor& t) {
+          const auto* const data = reinterpret_cast<const std::uint8_t*>(t.view().data);
+          return std::vector<std::uint8_t>(data, data + t.bytes());
+        };
+        Frame plain(compute), frame(compute);
+        EXPECT_EQ(bytes(parallel->forward(part(x), frame)[0]), bytes(part(serial->forward(x, plain)[0])));
+        const Tensors kept = frame.pop(parallel->get("up")), kept_whole = plain.pop(serial->get("up"));
+        EXPECT_EQ(bytes(kept[0]), bytes(part(kept_whole[0])));
+        if (kept.size() > 2) {
+          EXPECT_EQ(bytes(kept[2]), bytes(kept_whole[2]));
+        }
+        frame.push(parallel->get("up"), kept);
+        plain.push(serial->get("up"), kept_whole);
+        EXPECT_EQ(bytes(parallel->backward(part(dy), frame)[0]), bytes(part(serial->backward(dy, plain)[0])));
+      }
     });
 }
 
