@@ -1,7 +1,6 @@
 // casts.hpp for AVX2. This file is compiled for it, and its code is called only if the CPU has it.
 #include <immintrin.h>
 
-#include "host/clones.hpp"
 #include "nn/kernels/float8/vector_casts.hpp"
 
 namespace weft::float8 {
@@ -138,12 +137,12 @@ class OneScale {
     const __m128i by = _mm_cvtsi32_si128(format_.dropped - 16);
     const __m256 scale = _mm256_set1_ps(scale_);
     __m256i largest = _mm256_setzero_si256();
-    const auto of_words = [&](__m256i all) WEFT_INLINE {
+    const auto of_words = [&](__m256i all) {
       const __m256i m = _mm256_and_si256(all, magnitude);
       largest = _mm256_max_epi16(largest, m);
       const __m256i above = _mm256_and_si256(_mm256_subs_epu16(m, before), exponent);
       const __m256i anchor = _mm256_add_epi16(above, magic);
-      const auto sum = [&](__m256i v, __m256i a) WEFT_INLINE {
+      const auto sum = [&](__m256i v, __m256i a) {
         return _mm256_castps_si256(
             _mm256_add_ps(_mm256_mul_ps(_mm256_castsi256_ps(v), scale), _mm256_castsi256_ps(a)));
       };
