@@ -17,9 +17,9 @@
 #include <memory>
 #include <optional>
 
+#include "base/cpu/peak.hpp"
 #include "harness.hpp"
 #include "inputs.hpp"
-#include "peak.hpp"
 #include "program.hpp"
 #include "weft/base/error.hpp"
 #include "weft/mesh/redistribute.hpp"

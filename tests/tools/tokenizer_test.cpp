@@ -131,6 +131,7 @@ TEST(TokenizerTest, RefusesWhatItDoesNotRead) {
   pattern("(a", "the pattern \"(a\" is none: missing closing parenthesis");
   says(set("/added_tokens/0/id", 5),
        "the added token \"<|endoftext|>\" has number 5, and 0 in the vocabulary");
+  says(set("/model/vocab/A", 5000000), "the token \"A\" has number 5000000; expected less than 4194304");
   says(set("/model/vocab/A", "one"), "is no tokenizer.json: ");
   try {
     const Tokenizer tokenizer("{", "t.json");

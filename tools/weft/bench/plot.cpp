@@ -4,18 +4,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
+#include "chart.hpp"
 #include "results.hpp"
 
 namespace weft::bench {
 namespace {
 
 constexpr double kWidth = 900, kHeight = 560, kLeft = 80, kRight = 190, kTop = 50, kBottom = 60;
-constexpr std::array<const char*, 8> kColours = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
-                                                 "#e69f00", "#56b4e9", "#882255", "#555555"};
-
 // One logarithmic axis: values from `low` to `high` lie between two places of the picture.
 struct Axis {
   double low, high, begin, end;
@@ -30,16 +27,9 @@ std::string bytes_label(std::int64_t b) {
   return fmt::format("{:.4g} {}", x, units[u]);
 }
 
-std::string escaped(const std::string& text) {
-  std::string s;
-  for (const char c : text)
-    s += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : std::string(1, c);
-  return s;
-}
-
 std::string words(double x, double y, const std::string& anchor, const std::string& text, int size = 12) {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\">{}</text>\n", x, y,
-                     anchor, size, escaped(text));
+                     anchor, size, tools::escaped(text));
 }
 
 std::string line(double x1, double y1, double x2, double y2, const char* style) {
@@ -59,7 +49,8 @@ std::string to_svg(const Result& r) {
   for (const Column& c : r.columns) {
     Curve curve{c.competitor.title, {}, {}};
     for (const auto& [bytes, cell] : c.cells) curve.points.emplace_back(bytes, cell.median_us);
-    curve.style = fmt::format("stroke=\"{}\" stroke-width=\"{}\"", kColours[curves.size() % kColours.size()],
+    curve.style = fmt::format("stroke=\"{}\" stroke-width=\"{}\"",
+                              tools::kCurveColours[curves.size() % tools::kCurveColours.size()],
                               c.competitor.who == Competitor::Who::weft ? 2.5 : 1.5);
     if (!curve.points.empty()) curves.push_back(std::move(curve));
   }

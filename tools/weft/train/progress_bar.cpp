@@ -13,7 +13,8 @@
 namespace weft::tools {
 namespace {
 
-constexpr std::size_t kMostCells = 28, kLeastCells = 8;
+constexpr std::size_t kMostCells = 28, kLeastCells = 4;
+constexpr std::size_t kLineColumns = 140;  // of lines that go to no terminal
 constexpr int kUsualColumns = 80;
 constexpr auto kBarPause = std::chrono::milliseconds(100);
 constexpr auto kLinePause = std::chrono::seconds(5);
@@ -29,21 +30,44 @@ bool on_terminal() {
   return told ? *told == "1" : isatty(STDOUT_FILENO) != 0;
 }
 
-// The text, as much of it as fits into `columns`: the bar is made shorter, then left out, then the rate is
-// left out, then the time.
-std::string line_of(const std::string& step, double done, const std::string& loss, const std::string& rate,
-                    const std::string& left, std::size_t columns) {
-  const std::size_t words = step.size() + loss.size() + rate.size() + left.size();
+// A part of the line, in two lengths.
+struct Part {
+  std::string usual, brief;
+  int keeps;  // those of the highest number stay longest
+};
+
+std::size_t columns_of(const std::vector<Part>& parts) {
+  std::size_t columns = 0;
+  for (const Part& p : parts) columns += p.usual.size();
+  return columns;
+}
+
+// As many parts as fit into `columns`: first they become brief, then they are left out. A bar fills what is
+// left behind the first.
+std::string line_of(std::vector<Part> parts, double done, std::size_t columns) {
+  const std::size_t whole = columns_of(parts);
   constexpr std::size_t kBrackets = 3;  // and a blank
-  if (words + kBrackets + kLeastCells <= columns) {
-    const std::size_t cells = std::min(kMostCells, columns - words - kBrackets);
+  if (whole + kBrackets + kLeastCells <= columns) {
+    const std::size_t cells = std::min(kMostCells, columns - whole - kBrackets);
     const auto filled = static_cast<std::size_t>(static_cast<double>(cells) * done);
-    return fmt::format("{} [{}{}]{}{}{}", step, std::string(filled, '='), std::string(cells - filled, ' '),
-                       loss, rate, left);
+    parts[0].usual += fmt::format(" [{}{}]", std::string(filled, '='), std::string(cells - filled, ' '));
+  } else if (whole > columns) {
+    for (Part& p : parts) p.usual = p.brief;
+    while (parts.size() > 1 && columns_of(parts) > columns)
+      parts.erase(std::min_element(parts.begin(), parts.end(),
+                                   [](const Part& x, const Part& y) { return x.keeps < y.keeps; }));
   }
-  for (const std::string& line : {step + loss + rate + left, step + loss + left, step + loss})
-    if (line.size() <= columns) return line;
-  return step.substr(0, columns);
+  std::string line;
+  for (const Part& p : parts) line += p.usual;
+  return line.substr(0, columns);
+}
+
+// "950", "12.3k", "4.5M"
+std::string brief_number(double value) {
+  const char* const units[] = {"", "k", "M", "G"};
+  int u = 0;
+  while (value >= 999.5 && u < 3) value /= 1000, ++u;
+  return u == 0 ? fmt::format("{:.0f}", value) : fmt::format("{:.3g}{}", value, units[u]);
 }
 
 }  // namespace
@@ -58,22 +82,38 @@ ProgressBar::ProgressBar(const std::string& style, std::int64_t first, std::int6
       until_(until),
       began_(Clock::now()) {}
 
-void ProgressBar::show(std::int64_t step, double loss, double tokens_per_second) {
+void ProgressBar::show(const Values& v) {
   if (style_ == Style::none) return;
   const auto now = Clock::now();
-  const std::int64_t done = step + 1 - first_, all = until_ - first_;
+  const std::int64_t done = v.step + 1 - first_, all = until_ - first_;
   if (now - shown_ < (style_ == Style::bar ? Duration(kBarPause) : Duration(kLinePause)) && done < all)
     return;
   shown_ = now;
   const double passed = std::chrono::duration<double>(now - began_).count();
   const double left = passed / static_cast<double>(done) * static_cast<double>(all - done);
+  const std::string total = fmt::format("{}", until_);
+  std::vector<Part> parts;
+  const auto add = [&](int keeps, const std::string& usual, const std::string& brief) {
+    parts.push_back({usual, brief.empty() ? usual : brief, keeps});
+  };
+  const std::string step = fmt::format("step {:>{}}/{}", v.step + 1, total.size(), total);
+  add(9, step, fmt::format("step {}/{}", v.step + 1, total));
+  add(8, fmt::format(" loss {:.4f}", v.loss), fmt::format(" loss {:.3f}", v.loss));
+  if (held_out_) add(6, fmt::format(" held-out {:.4f}", *held_out_), fmt::format(" held {:.3f}", *held_out_));
+  add(4, fmt::format(" lr {:.2g}", v.lr), "");
+  add(3, fmt::format(" norm {:.3g}", v.grad_norm), "");
+  add(5, fmt::format("  {:.0f} tokens/s", v.tokens_per_s),
+      fmt::format(" {} tok/s", brief_number(v.tokens_per_s)));
+  if (v.peak_share > 0)
+    add(2, fmt::format(" {:.1f}% of peak", 100 * v.peak_share), fmt::format(" {:.0f}%", 100 * v.peak_share));
+  add(1, fmt::format(" {:.0f} MiB", v.memory_mib),
+      fmt::format(" {}", brief_number(v.memory_mib * 1.048576e6)));
+  add(0, fmt::format("  {} left", minutes(left)), fmt::format(" {} left", minutes(left)));
   // The last column stays free: a terminal may go on to the next line if something is written there.
   const std::size_t columns =
-      static_cast<std::size_t>(style_ == Style::bar ? std::max(1, output_columns() - 1) : kUsualColumns);
-  const std::string line = line_of(
-      fmt::format("step {:>5}/{}", step + 1, until_), static_cast<double>(done) / static_cast<double>(all),
-      fmt::format(" loss {:.4f}", loss) + (held_out_ ? fmt::format(" held-out {:.4f}", *held_out_) : ""),
-      fmt::format("  {:.0f} tokens/s", tokens_per_second), fmt::format("  {} left", minutes(left)), columns);
+      on_terminal() ? static_cast<std::size_t>(std::max(1, output_columns() - 1)) : kLineColumns;
+  const std::string line =
+      line_of(std::move(parts), static_cast<double>(done) / static_cast<double>(all), columns);
   if (style_ == Style::bar) {
     fmt::print("{}\x1b[K\r", line);
   } else {

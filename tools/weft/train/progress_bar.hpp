@@ -18,7 +18,12 @@ class ProgressBar {
   ProgressBar(const std::string& style, std::int64_t first, std::int64_t until);
   /// The loss of an evaluation, which is shown from now on.
   void evaluated(double loss) { held_out_ = loss; }
-  void show(std::int64_t step, double loss, double tokens_per_second);
+  struct Values {
+    std::int64_t step;
+    double loss, lr, grad_norm, tokens_per_s, memory_mib;
+    double peak_share;  ///< 0: not known
+  };
+  void show(const Values& values);
   void finish();
 
  private:

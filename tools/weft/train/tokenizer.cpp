@@ -222,7 +222,8 @@ struct Tokenizer::Parts {
   static std::uint64_t pair(std::uint32_t left, std::uint32_t right) {
     return std::uint64_t{left} << 32 | right;
   }
-  void keep(std::uint32_t id, const std::string& content, const std::array<std::string, 256>& characters);
+  void keep(std::uint32_t id, const std::string& content, const std::array<std::string, 256>& characters,
+            const std::string& where);
   void merge(std::string_view piece, std::vector<std::uint32_t>& to) const;
   void read(const nlohmann::json& j, const std::string& where);
   void read_model(const nlohmann::json& model, const std::string& where);
@@ -235,14 +236,16 @@ struct Tokenizer::Parts {
 
 // A token of characters that stand for bytes is those bytes; any other token is its text.
 void Tokenizer::Parts::keep(std::uint32_t id, const std::string& content,
-                            const std::array<std::string, 256>& characters) {
+                            const std::array<std::string, 256>& characters, const std::string& where) {
   static const std::unordered_map<std::string, char> kByteOf = [&] {
     std::unordered_map<std::string, char> of;
     for (unsigned b = 0; b < 256; ++b) of.emplace(characters[b], static_cast<char>(b));
     return of;
   }();
-  constexpr std::uint32_t kMost = 1U << 28;
-  if (id >= kMost) throw Error(ErrorCode::bad_argument, fmt::format("token {}", id));
+  constexpr std::uint32_t kMost = 1U << 22;
+  if (id >= kMost)
+    bad_tokenizer(where,
+                  fmt::format("the token \"{}\" has number {}; expected less than {}", content, id, kMost));
   if (id >= bytes.size()) bytes.resize(id + 1);
   std::string raw;
   for (std::size_t at = 0; at < content.size();) {
@@ -275,7 +278,7 @@ void Tokenizer::Parts::read_model(const nlohmann::json& model, const std::string
   const std::array<std::string, 256> characters = byte_characters();
   for (const auto& [content, id] : model.at("vocab").items()) {
     vocabulary.emplace(content, id.get<std::uint32_t>());
-    keep(id.get<std::uint32_t>(), content, characters);
+    keep(id.get<std::uint32_t>(), content, characters, where);
   }
   const auto token_of = [&](const std::string& content, const std::string& of) {
     const auto found = vocabulary.find(content);
@@ -347,7 +350,7 @@ void Tokenizer::Parts::read_added(const nlohmann::json& tokens, const std::strin
         there != vocabulary.end() && there->second != token.id)
       bad_tokenizer(where, fmt::format("the added token \"{}\" has number {}, and {} in the vocabulary",
                                        token.content, token.id, there->second));
-    keep(token.id, token.content, characters);
+    keep(token.id, token.content, characters, where);
     (t.value("normalized", false) ? second : first).add(std::move(token));
   }
 }

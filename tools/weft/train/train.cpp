@@ -1,6 +1,7 @@
-// weft train: the worked example. It trains a byte-level transformer on real text, over any mesh of data axes
-// and tp.
+// weft train: the worked example. It trains a transformer on real text, byte by byte or by tokens, over any
+// mesh.
 #include <fmt/format.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <numeric>
 #include <thread>
 
+#include "base/cpu/peak.hpp"
 #include "base/files/new_file.hpp"
 #include "base/files/regular_file.hpp"
 #include "base/text/plain_streams.hpp"
@@ -25,6 +27,7 @@
 #include "number_flag.hpp"
 #include "progress_bar.hpp"
 #include "ranks_flag.hpp"
+#include "run_log.hpp"
 #include "save_folder.hpp"
 #include "stop_request.hpp"
 #include "train_flags.hpp"
@@ -40,7 +43,8 @@ struct Flags {
   int ranks = 0;  // > 0: this process starts them
   std::int64_t until = -1;
   std::string elastic;  // MIN:MAX; empty: not elastic, unless weft run is
-  std::string save, metrics, progress = "auto", backend = "auto";
+  std::string save, progress = "auto", backend = "auto";
+  RunLog::Files log;
   std::int64_t save_every = 0;
   double save_minutes = 0;
   int keep = 0;
@@ -104,25 +108,6 @@ void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std:
     fmt::print("checkpoint: {}\n", (std::filesystem::path(flags.save) / "latest").string());
 }
 
-// A run that was killed had written metrics of steps after its last checkpoint, perhaps with an incomplete
-// last line. These steps are repeated from step `first` on, so their lines are left out. Returns the lines
-// that remain.
-std::string metrics_before(const std::filesystem::path& file, std::int64_t first) {
-  constexpr std::size_t kMostBytes = std::size_t{1} << 30;
-  std::error_code none;
-  std::string kept;
-  if (!std::filesystem::is_regular_file(file, none)) return kept;
-  TextIn in(read_regular_file(file.string(), fmt::format("metrics \"{}\":", file.string()), kMostBytes));
-  for (std::string line; std::getline(in, line) && !in.eof();) {  // at its end: a line that was not ended
-    const auto values = nlohmann::json::parse(line, nullptr, false);
-    const auto step = values.is_object() ? values.find("step") : values.end();
-    if (values.is_object() && step != values.end() && step->is_number_integer() &&
-        step->get<std::int64_t>() < first)
-      kept += line + "\n";
-  }
-  return kept;
-}
-
 // Writes what --hash-every and --values-of ask for. Each rank has one, as the tensors are gathered; the first
 // rank writes.
 class Contents {
@@ -170,34 +155,20 @@ class Contents {
   std::optional<NewFile> file_;
 };
 
-// Writes a JSON object for each step. The line of a step that is evaluated waits for the evaluation.
-class Metrics {
- public:
-  /// `kept`: the lines of steps before the first one.
-  Metrics(const std::string& file, const std::string& kept) : file_(file, "train: --metrics: ") {
-    file_.write(kept);
-    file_.publish();
-  }
-  void write(nlohmann::json line, bool evaluated) {
-    waits_ = std::move(line);
-    if (!evaluated) flush();
-  }
-  void write(const weft::Trainer::Evaluation& e) {
-    if (waits_.is_null()) return;  // no step was taken
-    waits_["eval_loss"] = e.loss;
-    waits_["eval_perplexity"] = e.perplexity;
-    waits_["eval_tokens"] = e.tokens;
-    flush();
-  }
-  void flush() {
-    if (!waits_.is_null()) file_.write(waits_.dump() + "\n");
-    waits_ = nullptr;
-  }
+// Memory of this process that is resident, in MiB.
+double resident_mib() {
+  FileIn in("/proc/self/statm");
+  std::int64_t pages = 0, resident = 0;
+  in >> pages >> resident;
+  return static_cast<double>(resident * ::sysconf(_SC_PAGESIZE)) / (1 << 20);
+}
 
- private:
-  NewFile file_;
-  nlohmann::json waits_;
-};
+// Floating-point operations that all cores of the run can do in a second; 0: not known. As if every rank ran
+// on cores of its own that are as this one's.
+double peak_flops(const Training& trainer, const TrainConfig& config, int ranks) {
+  const double of_thread = peak_gflops(config.weights == "bf16" ? DType::bf16 : DType::f32) * 1e9;
+  return of_thread * trainer.threads() * ranks;
+}
 
 std::string in_words(const weft::Trainer::Evaluation& e, const char* unit) {
   return fmt::format("held-out loss {:.4f} nats per {}, perplexity {:.3f}, over {} {}s", e.loss, unit,
@@ -261,9 +232,9 @@ int train_on_a_rank(Flags flags) {
   const std::int64_t first = trainer.next_step(),
                      until = flags.until < 0 ? config.steps : std::min(flags.until, config.steps);
   if (speaks && !flags.save.empty()) keep_beside(flags.save, flags.effective(m.size), trainer.tokenizer());
-  std::optional<Metrics> metrics;
-  if (speaks && !flags.metrics.empty())
-    metrics.emplace(flags.metrics, found.resume ? metrics_before(flags.metrics, first) : "");
+  std::optional<RunLog> log;
+  if (speaks) log.emplace(flags.log, first, found.resume, unit_of(config));
+  const double peak = speaks ? peak_flops(trainer, config, used) : 0;
   if (speaks) {
     fmt::print("{}\n",
                folded(fmt::format("weft train: {} parameters, {} {}s of text a step, mesh {}, {} "
@@ -291,38 +262,47 @@ int train_on_a_rank(Flags flags) {
   std::optional<weft::Trainer::Evaluation> evaluated;
   std::int64_t evaluated_at = -1;  // the number of steps taken
   plan.evaluate_every = flags.eval_every;
-  plan.evaluate = [&] { return trainer.evaluate(flags.eval_batches); };
+  double evaluating = 0;  // seconds, which do not count for the speed
+  plan.evaluate = [&] {
+    const auto start = Clock::now();
+    const weft::Trainer::Evaluation e = trainer.evaluate(flags.eval_batches);
+    evaluating += std::chrono::duration<double>(Clock::now() - start).count();
+    return e;
+  };
   plan.on_evaluation = [&](const weft::Trainer::Evaluation& e) {
     evaluated = e;
     evaluated_at = trainer.next_step();
     bar.evaluated(e.loss);
-    if (metrics) metrics->write(e);
+    if (log) log->evaluated(e);
   };
   const bool holds_out = config.source.holds_out();
   plan.on_step = [&](const weft::Trainer::Result& r) {
     losses.push_back(r.loss);
     const double passed = std::chrono::duration<double>(Clock::now() - began).count();
     const double rate =
-        static_cast<double>(trainer.tokens_per_step() * static_cast<std::int64_t>(losses.size())) / passed;
-    if (metrics) {
-      nlohmann::json line{{"step", r.step},           {"loss", r.loss},
-                          {"grad_norm", r.grad_norm}, {"lr", trainer.rate_at(r.step)},
-                          {"tokens_per_s", rate},     {"seconds", passed},
-                          {"epoch", trainer.epoch()}};
-      for (const LayerBalance& layer : trainer.balance()) {
-        line["imbalance"].push_back(layer.report.imbalance());
-        line["dropped"].push_back(layer.report.dropped_share());
-      }
-      const bool last = r.step + 1 == until;
-      metrics->write(line,
-                     holds_out && (last || (flags.eval_every > 0 && (r.step + 1) % flags.eval_every == 0)));
+        static_cast<double>(trainer.tokens_per_step() * static_cast<std::int64_t>(losses.size())) /
+        (passed - evaluating);
+    StepValues v{.step = r.step,
+                 .epoch = trainer.epoch(),
+                 .loss = r.loss,
+                 .grad_norm = r.grad_norm,
+                 .lr = trainer.rate_at(r.step),
+                 .tokens_per_s = rate,
+                 .seconds = passed,
+                 .memory_mib = resident_mib(),
+                 .peak_share = peak > 0 ? rate * trainer.flops_per_token() / peak : 0};
+    for (const LayerBalance& layer : trainer.balance()) {
+      v.imbalance.push_back(layer.report.imbalance());
+      v.dropped.push_back(layer.report.dropped_share());
     }
-    bar.show(r.step, r.loss, rate);
+    const bool last = r.step + 1 == until;
+    if (log)
+      log->step(v, holds_out && (last || (flags.eval_every > 0 && (r.step + 1) % flags.eval_every == 0)));
+    bar.show({r.step, r.loss, v.lr, r.grad_norm, rate, v.memory_mib, v.peak_share});
   };
   const int stopped = train(trainer.trainer(), plan).reason;  // the signal
-  if (holds_out && stopped == 0 && evaluated_at != trainer.next_step())
-    plan.on_evaluation(trainer.evaluate(flags.eval_batches));
-  if (metrics) metrics->flush();
+  if (holds_out && stopped == 0 && evaluated_at != trainer.next_step()) plan.on_evaluation(plan.evaluate());
+  if (log) log->finish();
   bar.finish();
   contents.finish(stopped == 0 && !losses.empty());
   if (speaks && stopped != 0)
@@ -360,6 +340,7 @@ int start_ranks(const Flags& flags, const std::vector<std::string>& words) {
 }
 
 void check_together(const Flags& flags) {
+  flags.log.check();
   const bool resumes = flags.resume != "no";
   if (resumes && flags.save.empty())
     throw CLI::ValidationError("--resume", "needs --save, the folder to go on from");
@@ -390,7 +371,7 @@ void check_together(const Flags& flags) {
 
 void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chosen) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* sub = app.add_subcommand("train", "Train a byte-level transformer on a text");
+  CLI::App* sub = app.add_subcommand("train", "Train a transformer on a text, byte by byte or by tokens");
   sub->footer("Ranks come from weft run, from torchrun's or mpirun's variables, or from --ranks.");
   const auto file = std::make_shared<ConfigFile>(*sub, words);
   const auto option = [&](const char* name, auto& value, const char* help) {
@@ -442,7 +423,11 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
          "Begin with the parameters of this checkpoint of another run, and a new optimizer");
   option("--init-except", flags->config.init_except,
          "... but not with these: paths or patterns, by commas; --freeze says what is trained");
-  option("--metrics", flags->metrics, "File for metrics, a JSON object a line");
+  option("--metrics", flags->log.metrics, "File for metrics, a JSON object a line");
+  option("--csv", flags->log.csv, "File for metrics, a table with commas");
+  option("--tensorboard", flags->log.tensorboard, "Folder for events of TensorBoard");
+  option("--curves", flags->log.curves,
+         "File for curves of the losses, drawn at the end: NAME.svg or NAME.png");
   option("--eval-every", flags->eval_every,
          "Evaluate on the held-out part every so many steps; 0: only after the last step")
       ->check(number_at_least(0));

@@ -497,6 +497,22 @@ std::string hash_text(const Tokenizer& tokenizer) { return fmt::format("{:016x}"
 
 std::vector<LayerBalance> Training::balance() const { return expert_balance(*parts_.model); }
 
+double Training::flops_per_token() const {
+  double weights = 0;
+  for (const Parameter* p : parts_.model->parameters()) {
+    const std::string& path = p->path();
+    if (path.starts_with("token_embedding") && !config_.model.tied) continue;  // a row is read
+    const bool of_experts = path.find(".experts.") != std::string::npos;
+    weights +=
+        static_cast<double>(p->global_shape().count()) *
+        (of_experts ? static_cast<double>(config_.moe.router.top_k) / static_cast<double>(config_.moe.experts)
+                    : 1);
+  }
+  const TransformerConfig& m = config_.model;
+  const std::int64_t width = m.heads * (m.head_size != 0 ? m.head_size : m.dim / m.heads);
+  return 6 * weights + 6 * static_cast<double>(m.layers * width * config_.sequence);
+}
+
 std::int64_t Training::parameter_count() const {
   std::int64_t n = 0;
   for (const Parameter* p : parts_.model->parameters()) n += p->global_shape().count();

@@ -1,4 +1,4 @@
-// One training run of a byte-level transformer over a mesh of data axes and tp: `weft train` drives it, and
+// One training run of a transformer over a mesh of data axes and tp: `weft train` drives it, and
 // `weft parity` compares several. Each rank has its own object, used by one thread.
 #pragma once
 
@@ -142,6 +142,11 @@ class Training {
   std::string float8_report() const { return parts_.float8 ? parts_.float8->report().text() : ""; }
   /// The load of the experts in the last step, by layer; empty without experts. All ranks know it.
   std::vector<LayerBalance> balance() const;
+  /// Floating-point operations of a step for each token, forward and backward: 6 for each weight by which a
+  /// token is multiplied, and for each layer 12 for each feature of the positions that it attends to, which
+  /// are half of them (A. Chowdhery et al., "PaLM", 2022, appendix B, with all positions). Operations that
+  /// activation checkpointing repeats do not count.
+  double flops_per_token() const;
   weft::Trainer::Memory memory() const { return trainer_.memory(); }
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
 

@@ -1,30 +1,33 @@
-#include "peak.hpp"
+// The peak of a core: multiply-adds on registers alone. For programs that say what share of it they reach:
+// each compiles it for itself. Any thread.
+#pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 
 #include "base/cpu/isa.hpp"
+#include "weft/base/dtype.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
-namespace weft::bench {
+namespace weft {
 
 #if defined(__x86_64__)
-namespace {
+namespace peak_loops {
 
 // The number of sums that do not wait for each other: more than the units' latency times the number of
 // units.
-constexpr int kSums = 12;
+inline constexpr int kSums = 12;
 
-volatile float sink;
+inline volatile float sink;
 
 // Each function runs kSums multiply-adds of a whole register the given number of times. The sums have
 // different initial values, because the compiler would compute equal sums only once.
 
-__attribute__((target("avx512f"))) void f32_512(std::int64_t times) {
+inline __attribute__((target("avx512f"))) void f32_512(std::int64_t times) {
   __m512 sum[kSums];
   const __m512 x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(1e-3f);
 #pragma GCC unroll 12
@@ -37,7 +40,7 @@ __attribute__((target("avx512f"))) void f32_512(std::int64_t times) {
   sink = _mm512_cvtss_f32(sum[0]);
 }
 
-__attribute__((target("avx2,fma"))) void f32_256(std::int64_t times) {
+inline __attribute__((target("avx2,fma"))) void f32_256(std::int64_t times) {
   __m256 sum[kSums];
   const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(1e-3f);
 #pragma GCC unroll 12
@@ -50,7 +53,7 @@ __attribute__((target("avx2,fma"))) void f32_256(std::int64_t times) {
   sink = _mm256_cvtss_f32(sum[0]);
 }
 
-__attribute__((target("avx512f,avx512bf16,avx512vl"))) void bf16_512(std::int64_t times) {
+inline __attribute__((target("avx512f,avx512bf16,avx512vl"))) void bf16_512(std::int64_t times) {
   __m512 sum[kSums];
   const auto x = (__m512bh)_mm512_set1_epi32(0x3a803a80);  // small, and not subnormal
 #pragma GCC unroll 12
@@ -64,7 +67,7 @@ __attribute__((target("avx512f,avx512bf16,avx512vl"))) void bf16_512(std::int64_
 }
 
 // Four sums, as the products have (nn/kernels/gemm/matrix_tiles.hpp).
-void bf16_amx(std::int64_t times) {
+inline void bf16_amx(std::int64_t times) {
   struct {
     std::uint8_t palette = 1, first_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -84,7 +87,7 @@ void bf16_amx(std::int64_t times) {
   __asm__ volatile("tilerelease" : :);
 }
 
-double best(void (*run)(std::int64_t), double flops) {
+inline double best(void (*run)(std::int64_t), double flops) {
   using Clock = std::chrono::steady_clock;
   constexpr std::int64_t kTimes = 20000;
   double gflops = 0;
@@ -97,9 +100,13 @@ double best(void (*run)(std::int64_t), double flops) {
   return gflops;
 }
 
-}  // namespace
+}  // namespace peak_loops
 
-double peak_gflops(DType dtype) {
+/// Returns the GFLOP/s of the calling thread in f32 or bf16 (with sums in f32), with the widest vector
+/// instructions of this CPU. If the CPU has no bf16 instructions, returns the value of f32 for bf16. The
+/// result is the best of several runs of about 2 ms. Returns 0 if weft does not know this kind of CPU.
+inline double peak_gflops(DType dtype) {
+  using namespace peak_loops;
   const CpuIsa isa = cpu_isa();
   constexpr double kOfTiles = 4.0 * 16 * 16 * 32 * 2 / kSums;
   if (dtype == DType::bf16 && isa >= CpuIsa::amx) return best(bf16_amx, kOfTiles);
@@ -111,8 +118,8 @@ double peak_gflops(DType dtype) {
 
 #else
 
-double peak_gflops(DType) { return 0; }
+inline double peak_gflops(DType) { return 0; }
 
 #endif
 
-}  // namespace weft::bench
+}  // namespace weft
