@@ -49,3 +49,28 @@ def test_where_it_is_looked_for(tmp_path):
     assert run.of_path([str(tmp_path), str(tmp_path / "absent")]) is None
     said = weft_command("--version", path=str(tmp_path))
     assert said.returncode == 1 and "weft: there is no program weft; expected it in" in said.stderr and "or in PATH" in said.stderr
+
+
+ELASTIC = """
+import os, sys
+from weft.run import report_step
+path, done = sys.argv[1], 0
+if os.path.exists(path):
+    done = int(open(path).read())
+for step in range(done, 8):
+    open(path, "w").write(str(step + 1))
+    report_step(step + 1)
+    if step % 2:
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_steps_of_a_program_are_reported(processes, tmp_path):
+    """Four starts die, but each gets further; afterwards three do not, and the launcher names the step."""
+    done = processes(1, ELASTIC, tmp_path / "step", launch=["--elastic", "1:1"])
+    assert "start 4 of the job" in done.stderr and "the job ends" not in done.stderr, done.stderr
+    at_last = "from weft.run import report_step\nreport_step(7)\nexit('bad luck')"
+    done = processes(1, at_last, launch=["--elastic", "1:1"], check=False)
+    assert done.returncode == 1
+    assert "the job ends: 3 starts in a row" in done.stderr and "; 7 steps were done" in done.stderr and "rank 0 said: bad luck" in done.stderr, done.stderr
+    processes(1, "from weft.run import report_step\nreport_step(7)")  # nobody listens

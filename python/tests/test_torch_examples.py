@@ -5,6 +5,6 @@ from test_examples import run_example
 pytest.importorskip("torch")
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp_tensor_parallel", "gpt"])
+@pytest.mark.parametrize("name", ["ddp", "elastic", "fsdp_tensor_parallel", "gpt"])
 def test_example(name):
     run_example(name)

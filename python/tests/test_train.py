@@ -27,9 +27,9 @@ WITHOUT = {  # the layers of a framework of the program's own: docs/python_model
 def test_every_function():
     source = "".join(pathlib.Path(module.__file__).read_text(encoding="utf-8") for module in (train, float8))
     used = {f"weft_{name}" for name in re.findall(r"\blib\.(\w+)", source)}
-    other = {  # by the functions for any recipe; generation and logits are of tokens
+    other = {  # by the functions for any recipe; logits are of tokens
         "weft_transformer_create", "weft_transformer_create_from_text", "weft_model_text", "weft_trainer_create", "weft_trainer_step", "weft_trainer_backward",
-        "weft_trainer_gradients", "weft_trainer_update", "weft_trainer_discard", "weft_cosine_rate", "weft_model_logits", "weft_model_generate",
+        "weft_trainer_gradients", "weft_trainer_update", "weft_trainer_discard", "weft_cosine_rate", "weft_model_logits",
         "weft_model_parameter_layout", "weft_model_parameter_dlpack", "weft_model_parameter_dlpack_versioned", "weft_model_set_parameter_from_dltensor",
         "weft_compute_threads"}
     assert set(_train_api.FUNCTIONS) - used - WITHOUT == other

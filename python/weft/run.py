@@ -4,9 +4,25 @@ or an option (-m module, -c code) in its place, is run with this Python.
 `python -m weft`, and the command `weft` of the wheel, are the program `weft` itself: run, train, bench,
 check, doctor, ... with the same rule for `weft run`."""
 import os
+import socket
 import sys
 
 from ._library import FOLDER
+
+def report_step(steps):
+    """Notifies `weft run --elastic` that the program has taken so many steps, counted from the begin of the
+    run, as report_step does in C++ (docs/elastic.md). One rank calls it, after each step. Never blocks, and
+    does nothing without --elastic."""
+    steps = int(steps)
+    if "WEFT_RESTART_COUNT" not in os.environ:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices:
+            text = f"{os.environ['WEFT_JOB']} {os.environ['WEFT_RANK']} step {steps}"
+            notices.sendto(text.encode(), socket.MSG_DONTWAIT, b"\0" + os.environ["WEFT_LAUNCHER"].encode())
+    except (OSError, KeyError):  # the next notice says more
+        pass
+
 
 WITH_VALUE = ("-n", "-np", "--ranks", "--bind", "--timeout", "--backend", "--elastic")
 

@@ -115,6 +115,31 @@ class ParallelModel(Handle):
             made.append(array)
         return made
 
+    def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int = 128, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+                 stops: Sequence[Sequence[int]] = (), seed: int = 0, cache: bool = True) -> list[list[int]]:
+        """Continues prompts of tokens, which may have different lengths: the tokens behind each, at most
+        new_tokens. bytes are tokens, too.
+
+        temperature divides the logits; 0: always the most probable token. top_k: only the k most probable
+        tokens; 0: all. top_p: only the most probable tokens that have this probability together. A
+        continuation ends behind the first of the `stops` that it makes, or at max_seq. The same seed gives
+        the same tokens. cache: keeps keys and values; without it each token is a pass over the whole, with
+        the same tokens. All ranks give the same arguments, and get all continuations. Collective: data ranks
+        share the prompts, tensor ranks each pass."""
+        count = errors.integer(new_tokens, "new_tokens", 64)
+        owners: list[Any] = []
+        options = make(_train_api.weft_generate_options)
+        options.new_tokens, options.no_cache, options.top_k = count, not cache, errors.integer(top_k, "top_k", 64)
+        options.temperature, options.top_p = errors.number(temperature, "temperature"), errors.number(top_p, "top_p")
+        options.stops, options.stop_count = _tokens(stops, "stops", owners)
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 64:
+            raise errors.BadArgumentError(f"seed is {seed!r}; expected an integer from 0 to 2^64 - 1")
+        options.seed = seed
+        given, rows = _tokens(prompts, "prompts", owners)
+        tokens, counts = (ctypes.c_int64 * max(1, rows * count))(), (ctypes.c_int64 * max(1, rows))()
+        blocking(lib.model_generate, self, given, rows, _byref(options), tokens, counts, keep=(owners, tokens, counts))
+        return [tokens[row * count:row * count + counts[row]] for row in range(rows)]
+
     @property
     def parameters(self) -> list[Parameter]:
         """All parameters, in the same order on all ranks; in a pipeline those of this rank's stages."""
@@ -173,6 +198,22 @@ def _numpy() -> Any:
     except ImportError:
         raise ImportError("weft.train: the value of a parameter is an array of numpy, which is not installed") from None
     return numpy
+
+
+def _tokens(listed: Sequence[Sequence[int]], name: str, owners: list[Any]) -> tuple[Any, int]:
+    """Lists of tokens as C has them; `owners` keeps their memory."""
+    if isinstance(listed, (str, bytes)):
+        raise errors.BadArgumentError(f"{name} is of type {type(listed).__name__}; expected a list of lists of tokens")
+    structs = (_train_api.weft_tokens * max(1, len(listed)))()
+    for at, one in enumerate(listed):
+        if isinstance(one, str):
+            raise errors.BadArgumentError(f"{name}[{at}] is a str; expected tokens: a list of integers, or bytes")
+        ids = [errors.integer(token, f"{name}[{at}]", 64) for token in one]
+        array = (ctypes.c_int64 * max(1, len(ids)))(*ids)
+        structs[at] = _train_api.weft_tokens(array, len(ids))
+        owners.append(array)
+    owners.append(structs)
+    return structs, len(listed)
 
 
 def build_parallel_model(recipe: Recipe, mesh: Mesh, *, threads: int = 1, **options: Any) -> ParallelModel:

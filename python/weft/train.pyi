@@ -37,6 +37,9 @@ class ParallelModel:
     def forward(self, batch: Batch) -> list[Any]:
         ...
 
+    def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int=128, temperature: float=1.0, top_k: int=0, top_p: float=1.0, stops: Sequence[Sequence[int]]=(), seed: int=0, cache: bool=True) -> list[list[int]]:
+        ...
+
     @property
     def parameters(self) -> list[Parameter]:
         ...
