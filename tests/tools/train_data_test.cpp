@@ -408,6 +408,13 @@ TEST_F(TrainDataTest, TrainsAndSamplesWithATokenizer) {
   EXPECT_EQ(read.decode(json.at("tokens").get<std::vector<std::int64_t>>()),
             json.at("text").get<std::string>());
   EXPECT_EQ(sample({"--tokens", "8", "--tokenizer", tokenizer}), text);
+  // The tokenizer goes along to the form of Llama models and back.
+  ASSERT_EQ(run({"checkpoint", "export", file("run"), file("llama"), "--as", "llama"}), 0) << err();
+  EXPECT_EQ(contents(folder_ / "llama/tokenizer.json"), contents(tokenizer));
+  ASSERT_EQ(run({"checkpoint", "convert", file("llama"), file("back"), "--as", "llama"}), 0) << err();
+  ASSERT_EQ(run({"sample", file("back"), "--prompt", "the quick", "--temperature", "0", "--tokens", "8"}), 0)
+      << err();
+  EXPECT_EQ(out(), text);
 
   const auto expect = [&](const Words& all, const std::string& why) {
     EXPECT_EQ(run(all), 2) << why;

@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "base/files/new_file.hpp"
+#include "base/files/regular_file.hpp"
 #include "commands.hpp"
 #include "difference.hpp"
 #include "name_table.hpp"
@@ -210,10 +212,23 @@ void refuse_with_as(bool given, const char* flag) {
     throw Error(ErrorCode::bad_argument, fmt::format("--as {}: {} has no meaning with it", "llama", flag));
 }
 
+// The tokenizer of a run lies beside its checkpoints, and that of a Llama in its folder, under one name.
+constexpr const char* kTokenizer = "tokenizer.json";
+void copy_tokenizer(const std::filesystem::path& from, const std::filesystem::path& to) {
+  constexpr std::size_t kMostBytes = std::size_t{1} << 28;
+  std::error_code none;
+  if (!std::filesystem::exists(from / kTokenizer, none)) return;
+  write_new_file(
+      to / kTokenizer,
+      read_regular_file((from / kTokenizer).string(),
+                        fmt::format("--as llama: \"{}\":", (from / kTokenizer).string()), kMostBytes),
+      "--as llama: ");
+}
+
 int export_as_llama(const CheckpointFlags& flags) {
   refuse_with_as(!flags.only.empty(), "--only");
   refuse_with_as(!flags.strip.empty(), "--strip");
-  for (const char* name : {"model.safetensors", "config.json"})
+  for (const char* name : {"model.safetensors", "config.json", kTokenizer})
     if (const auto file = std::filesystem::path(flags.file) / name;
         !flags.overwrite && std::filesystem::exists(file))
       throw Error(ErrorCode::bad_argument,
@@ -232,6 +247,8 @@ int export_as_llama(const CheckpointFlags& flags) {
   const std::size_t count =
       export_llama(flags.path, flags.file, config,
                    {.dtype = flags.dtype == "bf16" ? DType::bf16 : DType::f32, .averages = flags.ema});
+  if (reader.info().extra.contains("train.tokenizer"))
+    copy_tokenizer(reader.info().folder.parent_path(), flags.file);
   const auto file = std::filesystem::path(flags.file) / "model.safetensors";
   fmt::print("{}: {} tensors, {}\n", file.string(), count,
              size_text(static_cast<std::int64_t>(std::filesystem::file_size(file))));
@@ -245,6 +262,7 @@ int convert_from_llama(const CheckpointFlags& flags) {
   refuse_with_as(!flags.dtype.empty(), "--dtype");
   refuse_with_as(flags.files != 1, "--files");
   import_llama(flags.path, flags.file);
+  copy_tokenizer(flags.path, flags.file);
   const CheckpointReader reader = CheckpointReader::open(flags.file);
   fmt::print("{}: {} tensors\n", reader.info().folder.string(), reader.names().size());
   return 0;

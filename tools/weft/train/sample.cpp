@@ -83,11 +83,13 @@ std::string shown(const std::string& text) {
 // The tokenizer that the flags name, or the one of the run; null: bytes are tokens.
 std::optional<Tokenizer> tokenizer_of(const SampleFlags& flags, const CheckpointInfo& info) {
   if (!flags.tokenizer.empty()) return Tokenizer::from_file(flags.tokenizer, "sample: --tokenizer");
-  const auto hash = info.extra.find(kTokenizerHash);
-  if (hash == info.extra.end()) return std::nullopt;
   const std::filesystem::path file = flags.folder / kTokenizerFile;
+  const auto hash = info.extra.find(kTokenizerHash);
+  const bool imported = !info.extra.contains("run");  // such a checkpoint has no hash
+  std::error_code none;
+  if (hash == info.extra.end() && !(imported && std::filesystem::exists(file, none))) return std::nullopt;
   Tokenizer tokenizer = Tokenizer::from_file(file, "sample: tokenizer");
-  if (hash_text(tokenizer) != hash->second)
+  if (hash != info.extra.end() && hash_text(tokenizer) != hash->second)
     bad_sample(fmt::format("\"{}\" is not the tokenizer of \"{}\"; --tokenizer names another file",
                            file.string(), info.folder.string()));
   return tokenizer;
