@@ -4,7 +4,7 @@
 #
 #   run.sh SOURCE BUILD TIER FILE...
 #
-# TIER: numpy, or torch, torch==2.14 (that version), jax or mypy: with the interpreter of
+# TIER: numpy, or torch, torch==2.14 (that version), jax, transformers or mypy: with the interpreter of
 # tools/torch_python.sh, torch only with WEFT_TEST_FULL (tools/test.sh --full). Else the first of
 # WEFT_TEST_PYTHON, Debian's python3 and the python3 in PATH that has numpy and pytest.
 set -euo pipefail
