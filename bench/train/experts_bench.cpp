@@ -180,7 +180,7 @@ Numbers measured_rows(RankOfBench& rank, const RowsSize& s, const Agree& agree, 
           {"over", turns.over_turns([&](std::size_t i) { return us[0][i] / us[1][i]; })},
           {"combine_over", turns.over_turns([&](std::size_t i) { return us[2][i] / us[1][i]; })},
           {"sent_bytes", static_cast<double>(all->routes->sent_rows() * s.width * 2)},
-          {"bytes", static_cast<double>(all->routes->rows() * s.width * 2)},
+          {"row_bytes", static_cast<double>(all->routes->rows() * s.width * 2)},
           {"samples", static_cast<double>(turns.samples)}};
 }
 
