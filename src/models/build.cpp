@@ -63,12 +63,22 @@ void expect_exact(Module& model, const BuildOptions& options, const ParallelMode
     throw Error(ErrorCode::bad_argument,
                 "exact: the loss of the recipe has no rule for exact mode; expected a "
                 "CrossEntropy");
-  expect_exact(model, built.mesh);
+  expect_exact(model, built.stages ? built.mesh_of_stage() : built.mesh);
 }
 
 }  // namespace
 
-void ParallelModel::set_trainable(std::span<Parameter* const> given, bool trainable) {
+void ParallelModel::set_trainable(std::span<Parameter* const> these, bool trainable) {
+  std::vector<Parameter*> given(these.begin(), these.end());
+  for (const TiedWeight& weight : tied)  // the uses that have no gradients of their own to reduce
+    if (std::ranges::any_of(weight.uses,
+                            [&](const auto& p) { return std::ranges::count(these, p.get()) > 0; }))
+      for (std::size_t use = 0; use < weight.uses.size(); ++use) {
+        Parameter* const p = weight.uses[use].get();
+        if (std::ranges::count(given, p) > 0 || !is_own(weight.modules[use])) continue;
+        p->zero_gradient();
+        given.push_back(p);
+      }
   for (const Parameter* p : given)
     if (p->has_gradient())
       throw Error(
@@ -254,12 +264,10 @@ void ModelBuilder::pipeline_parallel() {
   const auto refuse_with = [&](const char* what) {
     refuse(fmt::format("a pipeline with {} is not supported", what));
   };
-  if (options_.data == DataForm::fsdp) refuse_with("DataForm::fsdp");
-  if (options_.float8) refuse_with("float8");
+  if (options_.data == DataForm::fsdp && options_.exact == Exact::yes)
+    refuse_with("DataForm::fsdp and exact mode");
+  if (options_.data == DataForm::fsdp && !options_.sharding.blocks.empty()) refuse_with("sharding.blocks");
   if (!options_.domain_axes.empty()) refuse_with("domain_axes");
-  if (!options_.expert_axis.empty()) refuse_with("expert_axis");
-  if (options_.tensor.sequence_parallel) refuse_with("sequence_parallel");
-  if (options_.exact == Exact::yes) refuse_with("exact mode");
   if (recipe_.pipeline.empty() || !recipe_.border)
     refuse(fmt::format("recipe \"{}\" has no pipeline or no border; expected both", recipe_.name));
   const DeviceMesh axis = mesh_[options_.pipeline_axis];
@@ -282,11 +290,13 @@ void ModelBuilder::pipeline_parallel() {
     refuse(fmt::format("schedule \"{}\" is for {} ranks; {}={}", one.name, one.ranks, options_.pipeline_axis,
                        axis.size()));
   built_.stage_paths = split_stages(path, one.stages(), options_.pipeline.weights);
+  const bool sequence = options_.tensor.sequence_parallel && built_.tensor.size() > 1;
   built_.border = [rows = built_.data, mesh = built_.mesh, dtype = options_.activations,
-                   shape = recipe_.border](int, const Tensors& inputs) {
+                   shape = recipe_.border,
+                   cut = sequence ? built_.tensor : DeviceMesh()](int, const Tensors& inputs) {
     const Shape global = shape(layouts::global_shape(inputs[0]));
     const LayoutRef layout = replicated_layout(mesh, global)->with(rows, Shard{0});
-    return PipelineBorder{layout->local_shape(), dtype, layout};
+    return PipelineBorder{layout->local_shape(), dtype, layout, cut ? layout->with(cut, Shard{1}) : nullptr};
   };
 }
 
@@ -316,8 +326,15 @@ void ModelBuilder::domain_parallel() {
 
 void ModelBuilder::float8() {
   begin(Step::float8);
-  if (options_.float8)
+  if (!options_.float8) return;
+  if (!built_.stages) {
     built_.float8 = convert_linears(*built_.model, *options_.float8, options_.float8_options);
+    return;
+  }
+  Float8Options options = options_.float8_options;
+  options.not_finite = Float8NotFinite::propagate;  // its check is for passes of the root
+  built_.float8 = convert_linears(*built_.model, *options_.float8, options,
+                                  [&](const std::string& path) { return built_.is_own(path); });
 }
 
 void ModelBuilder::activation_checkpointing() {
@@ -350,10 +367,17 @@ void ModelBuilder::data_parallel() {
   if (!options_.replicate_axis.empty()) axes.replicate = mesh_[options_.replicate_axis];
   FullyShardOptions sharding = options_.sharding;
   if (!options_.expert_axis.empty()) sharding.cut_already = mesh_[options_.expert_axis];
+  if (built_.stages) {
+    for (const std::vector<std::string>& stage : built_.stage_paths)
+      for (const std::string& module : stage)
+        if (built_.is_own(module)) sharding.only.push_back(module);
+    sharding.blocks = sharding.only;
+  }
   if (sharding.blocks.empty()) sharding.blocks = recipe_.blocks;
   if (options_.dtype == DType::bf16) sharding.precision.param = DType::bf16;
   if (options_.activations == DType::bf16) sharding.precision.activations = DType::bf16;
-  if (built_.float8) sharding.float8 = built_.float8->linears();
+  if (built_.float8 && !built_.float8->linears()->layers().empty())
+    sharding.float8 = built_.float8->linears();
   if (options_.exact == Exact::yes && !WEFT_MUTANT("exact_inputs_cast"))
     sharding.precision.cast_inputs = false;  // other forms cast none
   built_.sharded = fully_shard(*built_.model, axes, sharding);

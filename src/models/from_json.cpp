@@ -107,6 +107,16 @@ class Fields {
       to = v->get<std::string>();
     }
   }
+  void get(const char* key, std::vector<double>& to) {
+    if (const Json* const v = find(key)) {
+      to.clear();
+      if (!v->is_array()) wrong(key, "a list of numbers");
+      for (const Json& entry : *v) {
+        if (!entry.is_number()) wrong(key, "a list of numbers");
+        to.push_back(entry.get<double>());
+      }
+    }
+  }
   void get(const char* key, std::vector<std::string>& to) {
     if (const Json* const v = find(key)) {
       to.clear();
@@ -500,6 +510,36 @@ OptimizerOptions optimizer_of(const std::string& subject, const Json& given) {
   return options;
 }
 
+// Recipe::border from a list of extents; "input.1" is an extent of the first input.
+std::function<Shape(const Shape&)> border_of(Fields& f) {
+  constexpr const char* kExpected = "a list of extents, of 1 or more, or \"input.0\" to \"input.7\"";
+  const Json* const list = f.find("border");
+  if (list == nullptr) return {};
+  if (!list->is_array() || list->size() > Shape::kMaxDims) f.wrong("border", kExpected);
+  std::vector<std::int64_t> extents;  // below 0: -1 - the dimension of the input
+  for (const Json& entry : *list) {
+    const std::string text = entry.is_string() ? entry.get<std::string>() : std::string();
+    if (entry.is_number_integer() && entry.get<std::int64_t>() >= 1)
+      extents.push_back(entry.get<std::int64_t>());
+    else if (text.size() == 7 && text.starts_with("input.") && text[6] >= '0' && text[6] <= '7')
+      extents.push_back(-1 - (text[6] - '0'));
+    else
+      f.wrong("border", kExpected);
+  }
+  return [extents](const Shape& input) {
+    std::vector<std::int64_t> dims = extents;
+    for (std::int64_t& extent : dims) {
+      if (extent >= 0) continue;
+      const auto dim = static_cast<int>(-1 - extent);
+      if (dim >= input.rank())
+        throw Error(ErrorCode::bad_argument,
+                    fmt::format("recipe: border: input.{} of an input of shape {}", dim, to_string(input)));
+      extent = input[dim];
+    }
+    return Shape(dims);
+  };
+}
+
 }  // namespace
 
 Recipe recipe_from_json(std::string_view text) {
@@ -537,6 +577,7 @@ Recipe recipe_from_json(std::string_view text) {
   f.get("name", recipe.name);
   f.get("blocks", recipe.blocks);
   f.get("pipeline", recipe.pipeline);
+  recipe.border = border_of(f);
   recipe.loss = loss_of(f);
   const Json& model = f.need("model");
   f.done("a recipe");
@@ -585,6 +626,11 @@ BuildOptions build_options_from_json(std::string_view text) {
   f.get("pipeline_axis", o.pipeline_axis);
   f.word("pipeline", o.pipeline.kind, pipeline_kind);
   f.get("stages_per_rank", o.pipeline.stages_per_rank);
+  std::string schedule;
+  f.get("pipeline_file", schedule);
+  if (!schedule.empty()) o.pipeline.schedule = read_pipeline_schedule(schedule);
+  f.get("stage_weights", o.pipeline.weights);
+  f.get("keep_weights", o.pipeline.keep_weights);
   bool exact = false;
   f.get("exact", exact);
   if (exact) o.exact = Exact::yes;

@@ -39,4 +39,19 @@ void MicroBatchSum::add_to_last() {
       add(sums[i], parameters_[i]->gradient(), parameters_[i]->gradient());
 }
 
+void MicroBatchGradients::take(std::span<Parameter* const> parameters, int micro_batch) {
+  for (Parameter* p : parameters) {
+    if (!p->trainable() || !p->has_gradient()) continue;
+    const Tensor own = compute_->make(p->gradient().shape());
+    copy(compute_->context(), p->gradient(), own, compute_->stream());
+    kept_[micro_batch].emplace_back(p, own.with_layout(p->gradient_layout()));
+    p->zero_gradient();
+  }
+}
+
+void MicroBatchGradients::give(int micro_batch) {
+  for (const auto& [p, gradient] : kept_[micro_batch]) p->accumulate(gradient);
+  kept_.erase(micro_batch);
+}
+
 }  // namespace weft

@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <bit>
+#include <cstdint>
 #include <utility>
 
 #include "weft/base/error.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/models/build.hpp"
 
 namespace weft {
 namespace {
@@ -52,5 +56,36 @@ MoETransformer::MoETransformer(const MoETransformerConfig& config)
                     return std::make_unique<TransformerBlock>(config.transformer, rope);
                   }),
       config_(config) {}
+
+std::vector<LayerBalance> expert_balance(ParallelModel& model) {
+  std::vector<LayerBalance> all = expert_balance(*model.model);
+  if (!model.stages || model.stages.size() == 1 || all.empty()) return all;
+  // Routers of other stages have counted nothing: sums over the stages are the numbers of one of them.
+  std::vector<std::int64_t> numbers;
+  std::vector<std::size_t> experts;
+  model.model->visit([&](Module& m) {
+    if (const auto* const moe = dynamic_cast<const MoE*>(&m))
+      experts.push_back(static_cast<std::size_t>(moe->config().experts));
+  });
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    RouterReport& r = all[i].report;
+    if (!model.is_own(all[i].path)) r = {};
+    numbers.insert(numbers.end(),
+                   {r.tokens, r.assignments, r.dropped, std::bit_cast<std::int64_t>(r.aux_loss),
+                    std::bit_cast<std::int64_t>(r.z_loss)});
+    r.counts.resize(experts[i]);
+    numbers.insert(numbers.end(), r.counts.begin(), r.counts.end());
+  }
+  model.stages.group().all_reduce(numbers, numbers).wait();
+  auto at = numbers.begin();
+  for (LayerBalance& layer : all) {
+    RouterReport& r = layer.report;
+    r.tokens = *at++, r.assignments = *at++, r.dropped = *at++;
+    r.aux_loss = std::bit_cast<double>(*at++);
+    r.z_loss = std::bit_cast<double>(*at++);
+    for (std::int64_t& count : r.counts) count = *at++;
+  }
+  return all;
+}
 
 }  // namespace weft

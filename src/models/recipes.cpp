@@ -153,7 +153,6 @@ Recipe moe_recipe(const MoETransformerConfig& config) {
   config.check();
   Recipe recipe = transformer_recipe(config.transformer);
   recipe.name = "mixture of experts";
-  recipe.pipeline.clear();  // the counts and losses of its routers are those of whole batches
   recipe.build = [config] { return std::make_unique<MoETransformer>(config); };
   recipe.split = [config](Module& model, const DeviceMesh& tensor, const BuildOptions& options) {
     split_over(model, tensor, moe_plan(config, options.tensor), config.transformer.kv_heads);

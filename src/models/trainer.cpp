@@ -85,7 +85,8 @@ std::vector<Setting> settings_of(const Trainer::Options& o, const ParallelModel&
   for (const std::string& pattern : build.frozen) frozen.add(hash_of(pattern));
   Fnv1a converted;
   if (float8 != nullptr)
-    for (const Linear* layer : float8->linears()->layers()) converted.add(hash_of(layer->path()));
+    for (const Float8Report::Layer& layer : float8->report().layers)  // of all stages of a pipeline
+      if (layer.why_not.empty()) converted.add(hash_of(layer.path));
   return {
       {"options.groups", static_cast<std::int64_t>(digest_of_groups(o.groups))},
       {"options.optimizer", static_cast<std::int64_t>(optimizer)},
@@ -381,17 +382,31 @@ class GradientsMayBeInfinite {
 // The pipeline for steps with so many micro-batches; made at the first such step.
 Pipeline& Trainer::pipeline_for(int micro_batches, Module& loss, bool trains) {
   auto& made = pipelines_[{trains ? micro_batches : -micro_batches, &loss}];
-  if (made == nullptr)
-    made = std::make_unique<Pipeline>(*model_->model, &loss, model_->stages.group(), *compute_,
-                                      PipelineOptions{trains ? model_->schedule_for(micro_batches)
-                                                             : model_->forward_schedule_for(micro_batches),
-                                                      model_->stage_paths, model_->border, model_->tied});
+  if (made != nullptr) return *made;
+  PipelineOptions options{
+      trains ? model_->schedule_for(micro_batches) : model_->forward_schedule_for(micro_batches),
+      model_->stage_paths, model_->border, model_->tied};
+  if (model_->exact == Exact::yes) {
+    options.total_loss = [model = model_, compute = compute_](const Tensor& of) {
+      return loss_of_all(*model, *compute, of);
+    };
+    if (apart_ == nullptr) apart_ = std::make_shared<MicroBatchGradients>(*compute_);
+    if (trains && micro_batches > 1)
+      options.after_gradients = [apart = apart_](std::span<Parameter* const> parameters, int micro_batch) {
+        apart->take(parameters, micro_batch);
+      };
+  }
+  made = std::make_unique<Pipeline>(*model_->model, &loss, model_->stages.group(), *compute_,
+                                    std::move(options));
   return *made;
 }
 
 // Performs the passes of all batches over the stages; the losses come in the order of the batches.
 std::vector<double> Trainer::pipeline_losses(const std::vector<Batch>& all, const Tensor& counted,
                                              Module& loss, const Pass& pass, const Tensors& dloss) {
+  std::optional<FullySharded::KeptWeights> kept;
+  if (model_->sharded && model_->pipeline.keep_weights) kept.emplace(model_->sharded->keep_weights());
+  if (model_->float8) model_->float8->update_scales();  // no pass of the whole model does
   std::vector<PipelineMicroBatch> micro_batches;
   for (const Batch& b : all) micro_batches.push_back({b.inputs, inputs_of_loss({}, b, counted)});
   return pipeline_for(static_cast<int>(all.size()), loss, pass.training)
@@ -420,8 +435,21 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
   bool reduces = false;  // an error is the reducer's
   try {
     if (model_->stages) {
-      const NoSync off = model_->no_sync();
-      of_batches = pipeline_losses(all, global, loss(), {.seed = options_.seed, .step = steps_}, dloss);
+      for (const TiedWeight& weight : model_->tied)  // the optimizer drops those of one use alone
+        for (const ParameterRef& use : weight.uses) use->zero_gradient();
+      {
+        const NoSync off = model_->sharded ? model_->sharded->no_sync() : model_->reducer->no_sync();
+        of_batches = pipeline_losses(all, global, loss(),
+                                     {.seed = options_.seed, .step = steps_, .exact = model_->exact}, dloss);
+      }
+      reduces = true;
+      for (std::size_t i = 0; earlier && i < all.size(); ++i) {
+        apart_->give(static_cast<int>(i));
+        if (i + 1 == all.size()) continue;
+        model_->finish();
+        earlier->take();
+      }
+      reduces = false;
     }
     std::optional<NoSync> off;  // a sharded model reduces each micro-batch: it keeps no whole gradients
     if (all.size() > 1 && model_->reducer && !earlier && !model_->stages)
@@ -469,6 +497,7 @@ Trainer::Result Trainer::take_backward(const Batches& batches, std::optional<dou
     if (scaler_) finite_ = scaler_->unscale(optimizer_->parameters(), model_->mesh, compute_);
   } catch (...) {
     optimizer_->zero_gradients();
+    if (apart_ != nullptr) *apart_ = MicroBatchGradients(*compute_);
     forget_router_counts(*model_->model);
     throw;
   }
@@ -536,7 +565,9 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
       to_device(compute_->context(), scalar(model_->mesh, result.tokens), compute_->stream());
   Module& loss = dynamic_cast<CrossEntropy*>(model_->loss.get()) != nullptr ? plain_loss() : *model_->loss;
   if (model_->stages)
-    for (const double part : pipeline_losses(all, global, loss, {.training = false}, {})) result.loss += part;
+    for (const double part :
+         pipeline_losses(all, global, loss, {.training = false, .exact = model_->exact}, {}))
+      result.loss += part;
   for (std::size_t i = 0; i < all.size() && !model_->stages; ++i) {
     const Batch& batch = all[i];
     Frame frame = Frame::inference(*compute_);

@@ -97,9 +97,9 @@ void Trainer::save(const std::filesystem::path& directory, const CheckpointExtra
 bool Trainer::save(AsyncCheckpoint& saves, const std::filesystem::path& directory,
                    const CheckpointExtra& extra, const SaveOptions& options) const {
   if (model_->stages)
-    throw Error(
-        ErrorCode::bad_argument,
-        "trainer: a pipeline has no saves in the background; expected save() without AsyncCheckpoint");
+    return start_save_stages(saves, directory, model_->stages, steps_, model_->parameters(),
+                             model_->buffers(), TrainingState(optimizer_.get(), ema_.get()),
+                             with_state(extra), options);
   return start_save(saves, directory, steps_, *model_->model, TrainingState(optimizer_.get(), ema_.get()),
                     with_state(extra), options);
 }

@@ -205,7 +205,7 @@ class Run {
     CheckpointExtra extra = c.extra ? c.extra() : CheckpointExtra{};
     if (plan_.patience > 0 && patience_.best) extra[kEarlyStop] = patience_.text();
     saved_at_ = Clock::now();
-    const bool background = c.background && !trainer_.model().stages;
+    const bool background = c.background;
     if (background && !saves_) saves_.emplace(mesh_);
     if (background)
       trainer_.save(*saves_, c.folder, extra, {.keep = c.keep});

@@ -152,6 +152,8 @@ struct Pipeline::Impl {
     bad_pipeline(fmt::format("tied: \"{}\" is in no stage", module));
   }
   void place_tied_weights() {
+    if (options.after_gradients && !options.tied.empty())
+      bad_pipeline("after_gradients with tied weights; expected one of them");
     for (const TiedWeight& weight : options.tied) {
       stages_of_uses.emplace_back();
       for (const std::string& module : weight.modules) stages_of_uses.back().push_back(stage_of(module));
@@ -186,7 +188,7 @@ struct Pipeline::Impl {
     }
   }
 
-  // Every use but the first begins with no gradient: what an earlier run has left is in the first one's.
+  // Every use but the first begins with no gradient: that of an earlier run is in the first one's sum.
   void begin_tied_weights() {
     for (std::size_t weight = 0; weight < options.tied.size(); ++weight)
       for (std::size_t use = 1; use < stages_of_uses[weight].size(); ++use)
@@ -194,7 +196,6 @@ struct Pipeline::Impl {
     each_reader([&](Parameter& reader, const Parameter& held) {
       if (!reader.materialised()) reader.materialise(compute);
       reader.set_master(held.master());
-      if (reader.trainable() != held.trainable()) reader.set_trainable(held.trainable());
     });
   }
 
@@ -213,7 +214,6 @@ struct Pipeline::Impl {
         if (root == group.rank()) add_gradient(*held, rank == root ? p.gradient() : Tensor(), rank);
         if (rank == group.rank() && rank != root)
           group.send(ConstBuffer(p.gradient()), root, {.tag = kTiedTag}).wait();
-        if (rank == group.rank() && &p != held) p.zero_gradient();
       }
       for (const int rank : others)
         if (root == group.rank())
@@ -239,6 +239,10 @@ struct Pipeline::Impl {
     if (batches.size() != static_cast<std::size_t>(schedule.micro_batches))
       bad_pipeline(fmt::format("{} micro-batches; schedule \"{}\" is for {}", batches.size(), schedule.name,
                                schedule.micro_batches));
+    each_reader([&](const Parameter& reader, const Parameter& held) {
+      if (reader.trainable() != held.trainable())
+        bad_pipeline(fmt::format("the uses of \"{}\" are not frozen alike", held.path()));
+    });
     borders.assign(static_cast<std::size_t>(schedule.stages()), {});
     first_samples.assign(1, 0);
     for (const PipelineMicroBatch& b : batches) {
@@ -248,7 +252,8 @@ struct Pipeline::Impl {
       for (int stage = 1; stage < schedule.stages(); ++stage) {
         PipelineBorder at = options.border(stage, b.inputs);
         for (int axis = 0; at.layout != nullptr && axis < at.layout->mesh_shape().axis_count(); ++axis)
-          if (is_partial(at.layout->placements[static_cast<std::size_t>(axis)]))
+          if (is_partial(at.layout->placements[static_cast<std::size_t>(axis)]) ||
+              (at.inside != nullptr && is_partial(at.inside->placements[static_cast<std::size_t>(axis)])))
             bad_pipeline(
                 fmt::format("the border in front of stage {} is Partial; expected whole values", stage));
         borders[static_cast<std::size_t>(stage)].push_back(std::move(at));
@@ -340,7 +345,11 @@ struct Pipeline::Impl {
   }
   Tensor arrived(Slot* slot, const PipelineBorder& b) {
     slot->arrival.wait();
-    return slot->memory.with_layout(b.layout);
+    const Tensor t = slot->memory.with_layout(b.layout);
+    return b.inside == nullptr ? t : redistribute(t, b.inside);
+  }
+  static Tensor to_send(const Tensor& t, const PipelineBorder& b) {
+    return b.inside == nullptr ? t : redistribute(t, b.layout);
   }
   // Other shapes than those of this run may never come again.
   void keep_used_slots() {
@@ -374,14 +383,15 @@ struct Pipeline::Impl {
   // The result of a stage must be what all ranks have agreed on.
   void expect_border(const char* what, const PipelineAction& a, int stage, const Tensor& t) const {
     const PipelineBorder& b = border(stage, a.micro_batch);
-    const bool fits = t.shape() == b.shape && t.dtype() == b.dtype && layouts::same(t.layout(), b.layout);
-    if (fits) return;
+    const LayoutRef layout = b.inside == nullptr ? b.layout : b.inside;
+    const bool same_shape = t.shape() == (b.inside == nullptr ? b.shape : b.inside->local_shape());
+    if (same_shape && t.dtype() == b.dtype && layouts::same(t.layout(), layout)) return;
     throw Error(
         ErrorCode::mismatch,
         fmt::format("pipeline: {} of stage {} for micro-batch {} is {}; the border in front of stage {} "
                     "is {}{}",
                     what, a.stage, a.micro_batch, text_of({t.shape(), t.dtype(), t.layout()}), stage,
-                    text_of(b), t.shape() == b.shape && t.dtype() == b.dtype ? ", another one" : ""));
+                    text_of(b), same_shape && t.dtype() == b.dtype ? ", another one" : ""));
   }
   // Slots are written again while a send may still read: a stage that hands its input on gives a copy.
   Tensor own_memory(const Tensor& t, const Slot* slot) const {
@@ -421,11 +431,10 @@ struct Pipeline::Impl {
         throw Error(ErrorCode::mismatch,
                     fmt::format("pipeline: stage {} has {} outputs; expected 1", a.stage, y.size()));
       expect_border("the output", a, a.stage + 1, y[0]);
-      const Tensor own = own_memory(y[0], p.x_slot);
       if (here(a.stage + 1))
-        passes[{a.stage + 1, a.micro_batch}].x = {own};
+        passes[{a.stage + 1, a.micro_batch}].x = {own_memory(y[0], p.x_slot)};
       else
-        p.y = own;
+        p.y = own_memory(to_send(y[0], border(a.stage + 1, a.micro_batch)), p.x_slot);
     }
     if (trains) return;
     release(p.x_slot);
@@ -457,13 +466,17 @@ struct Pipeline::Impl {
             ErrorCode::mismatch,
             fmt::format("pipeline: stage {} gives {} gradients of inputs; expected 1", a.stage, dx.size()));
       expect_border("the gradient of the input", a, a.stage, dx[0]);
-      const Tensor own = own_memory(dx[0], p.dy_slot);
       if (here(a.stage - 1))
-        passes[{a.stage - 1, a.micro_batch}].dy = {own};
+        passes[{a.stage - 1, a.micro_batch}].dy = {own_memory(dx[0], p.dy_slot)};
       else
-        p.dx = own;
+        p.dx = own_memory(to_send(dx[0], border(a.stage, a.micro_batch)), p.dy_slot);
     }
+    notify_gradients(a);
     if (a.kind == Kind::backward) end_backward(p);
+  }
+  void notify_gradients(const PipelineAction& a) const {
+    if (options.after_gradients)
+      options.after_gradients(stages[static_cast<std::size_t>(a.stage)]->parameters(), a.micro_batch);
   }
   static void end_backward(Pass& p) {
     p.frame.reset();
@@ -482,6 +495,7 @@ struct Pipeline::Impl {
     } else if (a.kind == Kind::weight) {
       Pass& p = pass_of(a);
       p.left_over.run();
+      notify_gradients(a);
       end_backward(p);
     } else {
       backward(a);
@@ -497,6 +511,7 @@ struct Pipeline::Impl {
     const Clock::time_point began = Clock::now();
     for (std::size_t i = 0; i < actions().size(); ++i) {
       try {
+        if (options.before_action) options.before_action(actions()[i]);
         perform(actions()[i], began);
       } catch (const Error& e) {
         if (!group.failed()) abort(i, e.what());
@@ -524,7 +539,8 @@ struct Pipeline::Impl {
     result.losses.resize(batches.size());
     try {
       for (std::size_t m = 0; here(last()) && m < losses.size(); ++m)
-        result.losses[m] = to_host(compute.context(), full(losses[m])).as<double>()[0];
+        result.losses[m] = options.total_loss ? options.total_loss(losses[m])
+                                              : to_host(compute.context(), full(losses[m])).as<double>()[0];
     } catch (const std::exception& e) {
       if (!group.failed()) group.abort(fmt::format("pipeline: the losses: {}", e.what()));
       throw;

@@ -260,19 +260,35 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
   return load(directory, mesh, saved_of(model), state);
 }
 
-CheckpointInfo init_from(const std::filesystem::path& directory, const DeviceMesh& mesh, const Module& model,
-                         const InitOptions& options) {
-  Saved saved = saved_of(model);
+namespace {
+
+// `all`: of the whole model; `saved`: of this rank.
+CheckpointInfo init(const std::filesystem::path& directory, const DeviceMesh& mesh, const Saved& all,
+                    Saved saved, const InitOptions& options, const DeviceMesh* stages) {
   for (const std::string& pattern : options.except) {
     const auto matches = [&](const auto* p) { return matches_part(pattern, p->path()); };
-    if (std::ranges::none_of(saved.parameters, matches) && std::ranges::none_of(saved.buffers, matches))
+    if (std::ranges::none_of(all.parameters, matches) && std::ranges::none_of(all.buffers, matches))
       throw Error(ErrorCode::bad_argument,
                   fmt::format("init_from: except: nothing in the model matches \"{}\"", pattern));
   }
   const auto kept = [&](const auto* p) { return matches_any(options.except, p->path()); };
   std::erase_if(saved.parameters, kept);
   std::erase_if(saved.buffers, kept);
-  return load(directory, mesh, saved, {}, &options);
+  return load(directory, mesh, saved, {}, &options, stages);
+}
+
+}  // namespace
+
+CheckpointInfo init_from(const std::filesystem::path& directory, const DeviceMesh& mesh, const Module& model,
+                         const InitOptions& options) {
+  const Saved saved = saved_of(model);
+  return init(directory, mesh, saved, saved, options, nullptr);
+}
+
+CheckpointInfo init_stages_from(const std::filesystem::path& directory, const DeviceMesh& stages,
+                                const Module& model, std::span<Parameter* const> parameters,
+                                std::span<ModuleBuffer* const> buffers, const InitOptions& options) {
+  return init(directory, stages.root(), saved_of(model), saved_of(parameters, buffers), options, &stages);
 }
 
 void save_stages(const std::filesystem::path& directory, const DeviceMesh& stages, std::int64_t step,
@@ -287,6 +303,26 @@ void save_stages(const std::filesystem::path& directory, const DeviceMesh& stage
   const std::vector<MutableNamedView> views = all.views();
   save_checkpoint(directory, stages.root(), step, std::vector<NamedView>(views.begin(), views.end()), extra,
                   options);
+}
+
+bool start_save_stages(AsyncCheckpoint& saves, const std::filesystem::path& directory,
+                       const DeviceMesh& stages, std::int64_t step, std::span<Parameter* const> parameters,
+                       std::span<ModuleBuffer* const> buffers, const TrainingState& state,
+                       const CheckpointExtra& extra, const SaveOptions& options) {
+  const Saved saved = saved_of(parameters, buffers);
+  std::deque<std::string> names;
+  OnHost host;
+  std::optional<StageTensors> all;
+  const auto list = [&] {
+    std::vector<MutableNamedView> views =
+        tensors_of("save_checkpoint", stages.root(), saved, state, names, host);
+    if (stages.size() > 1) {
+      all.emplace(stages, views).spread();
+      views = all->views();
+    }
+    return std::vector<NamedView>(views.begin(), views.end());
+  };
+  return save_listed(saves, directory, step, list, extra, options);
 }
 
 CheckpointInfo load_stages(const std::filesystem::path& directory, const DeviceMesh& stages,

@@ -170,15 +170,16 @@ std::string Float8Report::text() const {
 
 Float8Model::~Float8Model() { linears_->restore(); }
 
-std::unique_ptr<Float8Model> convert_linears(Module& model, Float8Recipe recipe,
-                                             const Float8Options& options) {
+std::unique_ptr<Float8Model> convert_linears(Module& model, Float8Recipe recipe, const Float8Options& options,
+                                             const std::function<bool(const std::string& path)>& here) {
   const FoundModules found = modules_of(model);
   Float8Report report = planned(found, recipe, options.filter);
   std::unique_ptr<Float8Model> made(new Float8Model);
   made->linears_ =
       std::make_shared<Float8Linears>(Float8LinearOptions{recipe, options.scales, options.not_finite});
   for (std::size_t i = 0; i < found.linears.size(); ++i)
-    if (report.layers[i].why_not.empty()) Float8Linears::convert(made->linears_, *found.linears[i].layer);
+    if (report.layers[i].why_not.empty() && (!here || here(found.linears[i].layer->path())))
+      Float8Linears::convert(made->linears_, *found.linears[i].layer);
   made->report_ = std::move(report);
   // The scales come first in a pass, at the same point on all ranks, and before weights are gathered.
   const std::shared_ptr<Float8Linears> linears = made->linears_;

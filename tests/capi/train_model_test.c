@@ -1351,6 +1351,68 @@ static void from_json(rank_args* a) {
   weft_group_destroy(group);
 }
 
+/* Two micro-batches of a model over the stages of a pipeline; stages below 1: without a pipeline. */
+static int stages;
+static double pipeline_losses[TRAIN_STEPS];
+static void in_a_pipeline(rank_args* a) {
+  const char* const recipe =
+      "{\"transformer\": {\"dim\": 16, \"layers\": 2, \"heads\": 4, \"kv_heads\": 4, \"ffn_hidden\": 24, "
+      "\"vocab\": 32, \"max_seq\": 8, \"init_std\": 0.1}}";
+  const char* const layers =
+      "{\"model\": {\"layer\": \"Sequential\", \"children\": [[\"a\", {\"layer\": \"Linear\", \"in\": 2, "
+      "\"out\": "
+      "3}], [\"b\", {\"layer\": \"Linear\", \"in\": 3, \"out\": 1}]]}, \"loss\": \"mean_squared_error\", "
+      "\"pipeline\": [\"*\"], \"border\": [\"input.0\", 3]}";
+  const char* const options = stages < 1 ? "{\"seed\": 5}"
+                                         : "{\"seed\": 5, \"pipeline_axis\": \"pp\", \"pipeline\": "
+                                           "\"zero-bubble\", \"stage_weights\": [1, 2, 2, 1, 1]}";
+  const char* const of_layers = stages < 1 ? NULL : "{\"pipeline_axis\": \"pp\", \"pipeline\": \"gpipe\"}";
+  const weft_mesh_axis axes[] = {{"pp", stages < 1 ? 1 : stages}, {"dp", 1}, {"tp", 1}};
+  weft_group* group = join(a, "world", 0);
+  weft_mesh* mesh = NULL;
+  weft_compute* compute = NULL;
+  weft_model* model = NULL;
+  weft_trainer* trainer = NULL;
+  OK(weft_mesh_create(group, axes, 3, &mesh, &error));
+  OK(weft_compute_create(a->context, NULL, &compute, &error));
+  OK(weft_model_create(mesh, compute, recipe, options, &model, &error));
+  OK(weft_trainer_create_from_json(model, "{\"max_norm\": 0}", &trainer, &error));
+  for (int i = 0; i < TRAIN_STEPS; ++i) {
+    int64_t tokens[2][TRAIN_ROWS * TRAIN_SEQUENCE], labels[2][TRAIN_ROWS * TRAIN_SEQUENCE];
+    weft_token_batch batches[2];
+    weft_step_result result = WEFT_STEP_RESULT_INIT;
+    for (int m = 0; m < 2; ++m) {
+      const weft_token_batch batch = {tokens[m], labels[m], TRAIN_ROWS, TRAIN_SEQUENCE, 0};
+      train_batch(2 * i + m, 0, TRAIN_ROWS, tokens[m], labels[m]);
+      batches[m] = batch;
+    }
+    OK(weft_trainer_step(trainer, batches, 2, TRAIN_RATE, &result, &error));
+    if (stages < 1) pipeline_losses[i] = result.loss;
+    CHECK(result.loss == pipeline_losses[i]);
+  }
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(model);
+  OK(weft_model_create(mesh, compute, layers, of_layers, &model, &error));
+  OK(weft_trainer_create_from_json(model, "{\"max_norm\": 0}", &trainer, &error));
+  {
+    float x[] = {1, 2, 3, 4}, y[] = {1, -1};
+    const int64_t of_x[] = {2, 2}, of_y[] = {2, 1};
+    const weft_tensor input = {"x", {x, 4, WEFT_F32, WEFT_CPU}, NULL, of_x, 2};
+    const weft_tensor target = {"y", {y, 2, WEFT_F32, WEFT_CPU}, NULL, of_y, 2};
+    const weft_batch batch = {&input, 1, 1, &target, 0};
+    static double loss;
+    weft_step_result result = WEFT_STEP_RESULT_INIT;
+    OK(weft_trainer_step_batches(trainer, &batch, 1, TRAIN_RATE, &result, &error));
+    if (stages < 1) loss = result.loss;
+    CHECK(result.loss == loss && loss > 0);
+  }
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(model);
+  weft_compute_destroy(compute);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(group);
+}
+
 static void on_mesh(int dp, int tp, void (*body)(rank_args*)) {
   run.dp = dp;
   run.tp = tp;
@@ -1377,6 +1439,9 @@ int main(void) {
   on_mesh(1, 2, from_text);
   on_mesh(1, 1, from_json);
   on_mesh(2, 2, from_json);
+  run_ranks(1, in_a_pipeline);
+  stages = 2;
+  run_ranks(2, in_a_pipeline);
   on_mesh(1, 1, of_dlpack);
   on_mesh(1, 2, of_dlpack);
   on_mesh(1, 1, generates);

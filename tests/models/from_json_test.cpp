@@ -129,6 +129,11 @@ TEST(FromJson, EveryLayer) {
   EXPECT_EQ(block->parameters().size(), 9U);
   EXPECT_EQ(recipe_from_json(R"({"pipeline": ["a"], "model": {"layer": "ReLU"}})").pipeline,
             std::vector<std::string>{"a"});
+  const Recipe cut = recipe_from_json(
+      R"({"pipeline": ["*"], "border": ["input.0", "input.1", 5], "model": {"layer": "ReLU"}})");
+  EXPECT_EQ(cut.border({2, 3, 4}), (Shape{2, 3, 5}));
+  EXPECT_EQ(test::error_text([&] { cut.border({2}); }),
+            "bad_argument: recipe: border: input.1 of an input of shape (2)");
   EXPECT_EQ(recipe_from_json(R"({"transformer": {"dim": 16, "heads": 4, "vocab": 32}})").tokens->vocab, 32);
   EXPECT_EQ(recipe_from_json(R"({"weather": {"dim": 8, "depth": 1, "head_dim": 4, "local_window": 2,
       "global_window": 2}})")
@@ -141,6 +146,11 @@ TEST(FromJson, ErrorsOfRecipesNameThePlace) {
       {"{", "recipe is no JSON (byte 2 of its 1)"},
       {"[]", "recipe: it is []; expected an object"},
       {"{}", "recipe: it has no \"model\"; expected one"},
+      {R"({"model": {"layer": "ReLU"}, "border": ["output.0"]})",
+       "recipe: border is [\"output.0\"]; expected a list of extents, of 1 or more, or \"input.0\" to "
+       "\"input.7\""},
+      {R"({"model": {"layer": "ReLU"}, "border": [0]})",
+       "recipe: border is [0]; expected a list of extents, of 1 or more, or \"input.0\" to \"input.7\""},
       {R"({"model": {"layer": "ReLU"}, "los": "cross_entropy"})",
        "recipe: it has no \"los\" (a recipe); is loss meant?"},
       {R"({"model": {"layer": "ReLU"}, "loss": "cros_entropy"})",
@@ -178,7 +188,8 @@ TEST(FromJson, Options) {
       R"({"data_axis": "d", "tensor_axis": "t", "replicate_axis": "r", "domain_axes": ["h"], "data": "fsdp",
           "reshard_after_forward": 2, "reduce": "bf16", "seed": 18446744073709551615, "dtype": "bf16",
           "activations": "bf16", "frozen": ["a"], "float8": "rowwise", "float8_scales": "whole", "ac": "selective", "ac_modules": ["m"],
-          "ac_every": 2, "sequence_parallel": true, "split_vocab": true, "exact": true, "compile_model": true, "pipeline_axis": "pp", "pipeline": "gpipe", "stages_per_rank": 2})");
+          "ac_every": 2, "sequence_parallel": true, "split_vocab": true, "exact": true, "compile_model": true, "pipeline_axis": "pp", "pipeline": "gpipe", "stages_per_rank": 2,
+          "stage_weights": [1, 2.5], "keep_weights": false})");
   EXPECT_EQ(build.data_axis + build.tensor_axis + build.replicate_axis + build.domain_axes.at(0), "dtrh");
   EXPECT_EQ(build.data, DataForm::fsdp);
   EXPECT_EQ(build.sharding.precision.reduce, DType::bf16);
@@ -192,6 +203,8 @@ TEST(FromJson, Options) {
   EXPECT_TRUE(build.exact == Exact::yes && build.compile_model);
   EXPECT_TRUE(build.pipeline_axis == "pp" && build.pipeline.kind == PipelineKind::gpipe &&
               build.pipeline.stages_per_rank == 2);
+  EXPECT_EQ(build.pipeline.weights, (std::vector{1, 2.5}));
+  EXPECT_FALSE(build.pipeline.keep_weights);
 
   const Trainer::Options trainer = trainer_options_from_json(
       R"({"optimizer": {"name": "muon", "momentum": 0.5, "scale": "original", "adamw_for": ["head"]},

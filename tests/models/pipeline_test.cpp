@@ -5,12 +5,14 @@
 
 #include <limits>
 #include <map>
+#include <mutex>
 #include <random>
 
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/models/moe_transformer.hpp"
 #include "weft/models/trainer.hpp"
 
 namespace weft::models_pipeline_test {
@@ -41,7 +43,7 @@ class Data {
       const auto begin = numbers.begin() + mine * rows * kSequence;
       tokens_.emplace_back(begin, begin + rows * kSequence);
       labels_.emplace_back(begin + global * kSequence, begin + (global + rows) * kSequence);
-      labels_.back()[0] = CrossEntropy::kIgnore;
+      if (mine == 0) labels_.back()[0] = CrossEntropy::kIgnore;
       rows_.push_back(rows);
     }
   }
@@ -63,21 +65,24 @@ struct Outcome {
   Bits gradients, parameters;  // of this rank
 };
 
-// A mesh pp x dp x tp, and the schedule; without a kind the model is no pipeline, and pp is 1.
+// A mesh pp x dp x ep x tp, and the schedule; without a kind the model is no pipeline, and pp is 1.
 struct Form {
   int pp = 1, dp = 1, tp = 1;
   std::optional<PipelineKind> kind = {};
-  int ranks() const { return pp * dp * tp; }
+  int ep = 1;
+  int ranks() const { return pp * dp * ep * tp; }
 };
+
+Recipe whole_recipe() { return transformer_recipe(config()); }
 
 using Change = std::function<void(BuildOptions&)>;
 
 struct TrainingRun {
   TrainingRun(Rank& rank, const Form& form, const Trainer::Options& options,
-              const TransformerConfig& of = config(), const Change& change = {})
+              const Recipe& of = whole_recipe(), const Change& change = {})
       : group(rank.group().split(rank.rank < form.ranks() ? 0 : 1)),
         compute(rank.context),
-        mesh(group, {{"pp", form.pp}, {"dp", form.dp}, {"tp", form.tp}}) {
+        mesh(group, {{"pp", form.pp}, {"dp", form.dp}, {"ep", form.ep}, {"tp", form.tp}}) {
     BuildOptions build{.seed = 3};
     if (form.kind) {
       build.pipeline_axis = "pp";
@@ -120,8 +125,9 @@ Trainer::Options sgd(double max_norm) {
 // The tensors of this rank are those of the rank with the same coordinates on the other axes of a mesh
 // without stages. `references`: by rank of that mesh.
 void expect_same(const Outcome& got, const std::vector<Outcome>& references, const TrainingRun& run) {
-  const auto tp = run.mesh.coordinate("tp"), dp = run.mesh.coordinate("dp");
-  const Outcome& reference = references[static_cast<std::size_t>(dp * run.mesh.size("tp") + tp)];
+  const auto tp = run.mesh.coordinate("tp"), ep = run.mesh.coordinate("ep"), dp = run.mesh.coordinate("dp");
+  const Outcome& reference =
+      references[static_cast<std::size_t>((dp * run.mesh.size("ep") + ep) * run.mesh.size("tp") + tp)];
   EXPECT_EQ(got.losses, reference.losses);
   EXPECT_EQ(got.norms, reference.norms);
   EXPECT_EQ(got.evaluations, reference.evaluations);
@@ -130,7 +136,7 @@ void expect_same(const Outcome& got, const std::vector<Outcome>& references, con
 }
 
 std::vector<Outcome> outcomes(const Form& form, double max_norm, int micro_batches,
-                              const TransformerConfig& of = config(), const Change& change = {}) {
+                              const Recipe& of = whole_recipe(), const Change& change = {}) {
   std::vector<Outcome> all(static_cast<std::size_t>(form.ranks()));
   test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
     all[static_cast<std::size_t>(rank.rank)] =
@@ -143,13 +149,13 @@ constexpr PipelineKind kTraining[] = {PipelineKind::gpipe, PipelineKind::one_f_o
                                       PipelineKind::interleaved, PipelineKind::zero_bubble};
 
 // The bits of all numbers of stages and all schedules are those of one stage, on this mesh of the other axes.
-void expect_bits_of_one_stage(int dp, int tp, int micro_batches, const TransformerConfig& of = config(),
-                              const Change& change = {}) {
+void expect_bits_of_one_stage(int dp, int tp, int micro_batches, const Recipe& of = whole_recipe(),
+                              const Change& change = {}, int ep = 1) {
   const std::vector<Outcome> one =
-      outcomes({1, dp, tp, PipelineKind::one_f_one_b}, 0.5, micro_batches, of, change);
+      outcomes({1, dp, tp, PipelineKind::one_f_one_b, ep}, 0.5, micro_batches, of, change);
   for (const int pp : {1, 2, 3, 4})
     for (const PipelineKind kind : kTraining) {
-      const Form form{pp, dp, tp, kind};
+      const Form form{pp, dp, tp, kind, ep};
       if (form.ranks() > 8 || (kind == PipelineKind::interleaved && pp == 4)) continue;
       SCOPED_TRACE(fmt::format("{} x {} x {}, {}, {} micro-batches", pp, dp, tp, name(kind), micro_batches));
       test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
@@ -159,33 +165,35 @@ void expect_bits_of_one_stage(int dp, int tp, int micro_batches, const Transform
     }
 }
 
-// Norm and clip included: the pipeline of one stage is the reference.
+// pp 1 to 4, with dp 1 and 2, tp 1 and 2, up to 8 ranks, 1 to 8 micro-batches (fewer than stages, too, and an
+// uneven last one), all schedules. Norm and clip included: the pipeline of one stage is the reference.
 TEST(ModelsPipeline, EveryMeshHasTheBitsOfOneStage) {
   for (const auto& [dp, tp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}})
-    for (const int micro_batches : {1, 3}) expect_bits_of_one_stage(dp, tp, micro_batches);
+    for (int micro_batches = 1; micro_batches <= 8; ++micro_batches)
+      expect_bits_of_one_stage(dp, tp, micro_batches);
 }
 
-TransformerConfig tied_config() {
+Recipe tied_recipe() {
   TransformerConfig c = config();
   c.tied = true;
-  return c;
+  return transformer_recipe(c);
 }
 
 // The gradients of the two uses of a tied weight are two sums, also on one stage; norm and clip count the
 // weight once.
 TEST(ModelsPipeline, TiedWeightsHaveTheBitsOfOneStage) {
   for (const auto& [dp, tp] : {std::pair{1, 1}, {2, 1}, {1, 2}})
-    for (const int micro_batches : {1, 3}) expect_bits_of_one_stage(dp, tp, micro_batches, tied_config());
-  expect_bits_of_one_stage(1, 2, 3, tied_config(),
+    for (const int micro_batches : {1, 3}) expect_bits_of_one_stage(dp, tp, micro_batches, tied_recipe());
+  expect_bits_of_one_stage(1, 2, 3, tied_recipe(),
                            [](BuildOptions& o) { o.tensor.vocab = VocabSplit::shard; });
 }
 
 // A model that is no pipeline adds the gradients of both uses into one sum, in another order.
 TEST(ModelsPipeline, TiedWeightsAreThoseOfATrainerWithoutAPipeline) {
-  const Outcome plain = outcomes({1, 1, 1}, 0.5, 3, tied_config())[0];
+  const Outcome plain = outcomes({1, 1, 1}, 0.5, 3, tied_recipe())[0];
   test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
     const Form form{3, 1, 1, PipelineKind::one_f_one_b};
-    TrainingRun run(rank, form, sgd(0.5), tied_config());
+    TrainingRun run(rank, form, sgd(0.5), tied_recipe());
     const Outcome got = run.steps(3);
     const std::string weight = "token_embedding.embedding.weight";
     EXPECT_EQ(got.parameters.count(weight), rank.rank == 1 ? 0u : 1u);
@@ -197,6 +205,222 @@ TEST(ModelsPipeline, TiedWeightsAreThoseOfATrainerWithoutAPipeline) {
       for (std::size_t i = 0; i < values.size(); ++i)
         ASSERT_NEAR(values[i], plain.parameters.at(name)[i], 1e-6) << name;
   });
+}
+
+// Inside of stages tensors are cut along the sequence, and whole where they cross.
+TEST(ModelsPipeline, SequenceParallelIsInsideOfStages) {
+  const Change change = [](BuildOptions& o) { o.tensor.sequence_parallel = true; };
+  expect_bits_of_one_stage(1, 2, 3, whole_recipe(), change);
+  expect_bits_of_one_stage(2, 2, 1, whole_recipe(), change);
+  expect_bits_of_one_stage(1, 2, 2, tied_recipe(), change);
+  const std::vector<Outcome> whole = outcomes({1, 1, 2, PipelineKind::gpipe}, 0.5, 3);
+  const std::vector<Outcome> cut = outcomes({1, 1, 2, PipelineKind::gpipe}, 0.5, 3, whole_recipe(), change);
+  for (std::size_t i = 0; i < 2; ++i) EXPECT_NEAR(cut[0].losses[i], whole[0].losses[i], 1e-6);
+}
+
+// With and without keeping the weights, over data and tensor ranks, and in copies.
+TEST(ModelsPipeline, StagesAreShardedOverDataRanks) {
+  for (const bool keep : {true, false}) {
+    const Change change = [&](BuildOptions& o) {
+      o.data = DataForm::fsdp;
+      o.pipeline.keep_weights = keep;
+    };
+    expect_bits_of_one_stage(2, 1, 3, whole_recipe(), change);
+    expect_bits_of_one_stage(2, 2, 2, whole_recipe(), change);
+    expect_bits_of_one_stage(2, 1, 2, tied_recipe(), change);
+    const std::vector<Outcome> copies = outcomes({1, 2, 1, PipelineKind::gpipe}, 0.5, 3),
+                               parts =
+                                   outcomes({1, 2, 1, PipelineKind::gpipe}, 0.5, 3, whole_recipe(), change);
+    for (std::size_t i = 0; i < 2; ++i) {
+      EXPECT_NEAR(parts[0].losses[i], copies[0].losses[i], 1e-6);
+      EXPECT_NEAR(parts[0].norms[i], copies[0].norms[i], 1e-6);
+    }
+  }
+}
+
+// A stage is gathered once in a step, or for each pass; between steps nothing is.
+TEST(ModelsPipeline, AStageIsGatheredOnceInAStep) {
+  for (const bool keep : {true, false})
+    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+      TrainingRun run(rank, {2, 2, 1, PipelineKind::gpipe}, sgd(0.5), whole_recipe(), [&](BuildOptions& o) {
+        o.data = DataForm::fsdp;
+        o.pipeline.keep_weights = keep;
+      });
+      const auto stage = static_cast<std::size_t>(run.mesh.coordinate("pp"));
+      const std::vector<std::string>& modules = run.model->stage_paths[stage];
+      std::vector<int> gathered;
+      const HookHandle hook = run.model->model->get(modules[0])
+                                  .add_hook(Module::HookPoint::pre_forward, [&](Module&, Tensors&, Frame&) {
+                                    gathered.push_back(run.model->sharded->gathered_blocks());
+                                  });
+      const Data data(*run.model, 0, 3);
+      run.trainer->step(data.batches(), 0.1);
+      const int all = static_cast<int>(modules.size());
+      EXPECT_THAT(gathered, ::testing::ElementsAre(1, keep ? all : 1, keep ? all : 1));
+      EXPECT_EQ(run.model->sharded->gathered_blocks(), 0);
+      const Data other(*run.model, 1, 2);
+      run.trainer->evaluate(other.batches());
+      EXPECT_EQ(run.model->sharded->gathered_blocks(), 0);
+    });
+}
+
+// Experts are divided over an axis inside of stages, and each stage's routers count for themselves; the
+// reports are those of all stages, on all ranks.
+TEST(ModelsPipeline, ExpertsAreInsideOfStages) {
+  MoETransformerConfig c;
+  c.transformer = config();
+  c.experts = 4;
+  c.expert_hidden = 8;
+  c.every = 2;
+  c.router.top_k = 2;
+  c.router.aux_loss = 0.01;
+  c.router.bias = RouterBias::selects;
+  const Recipe of = moe_recipe(c);
+  const Change experts = [](BuildOptions& o) { o.expert_axis = "ep"; };
+  expect_bits_of_one_stage(1, 1, 3, of);
+  expect_bits_of_one_stage(1, 1, 3, of, experts, 2);
+  expect_bits_of_one_stage(
+      1, 1, 2, of,
+      [&](BuildOptions& o) {
+        experts(o);
+        o.data = DataForm::fsdp;
+      },
+      2);
+  std::vector<LayerBalance> one;
+  for (const Form& form :
+       {Form{1, 1, 1, PipelineKind::gpipe, 2}, Form{3, 1, 1, PipelineKind::zero_bubble, 2}})
+    test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+      TrainingRun run(rank, form, sgd(0.5), of, experts);
+      run.steps(3, 1);
+      const std::vector<LayerBalance> all = expert_balance(*run.model);
+      if (form.pp == 1 && rank.rank == 0) one = all;
+      ASSERT_EQ(all.size(), 2U);
+      EXPECT_EQ(all[1].path, "layers.3.mlp");
+      for (std::size_t i = 0; form.pp > 1 && i < all.size(); ++i) {
+        EXPECT_EQ(all[i].path, one[i].path);
+        EXPECT_EQ(all[i].report.counts, one[i].report.counts);
+        EXPECT_EQ(all[i].report.assignments, one[i].report.assignments);
+        EXPECT_EQ(all[i].report.aux_loss, one[i].report.aux_loss);
+        EXPECT_GT(all[i].report.aux_loss, 0);
+      }
+    });
+}
+
+// The layers of each stage, with scales of the whole weights; a stage may have none.
+TEST(ModelsPipeline, Float8IsInsideOfStages) {
+  TransformerConfig c = config();
+  c.ffn_hidden = 32;
+  const Recipe of = transformer_recipe(c);
+  for (const Float8Recipe recipe : {Float8Recipe::tensorwise, Float8Recipe::rowwise}) {
+    const Change change = [&](BuildOptions& o) {
+      o.float8 = recipe;
+      o.float8_options.filter.least_elements = 0;
+    };
+    expect_bits_of_one_stage(1, 2, 3, of, change);
+    expect_bits_of_one_stage(2, 1, 2, of, [&](BuildOptions& o) {
+      change(o);
+      o.data = DataForm::fsdp;
+    });
+    const Form two{2, 1, 1, PipelineKind::zero_bubble};
+    const std::vector<Outcome> plain = outcomes({1, 1, 1}, 0, 3, of, change),
+                               wide = outcomes({1, 1, 1}, 0, 3, of);
+    EXPECT_NE(plain[0].losses, wide[0].losses);
+    test::run_ranks(Ranks::threads, two.ranks(), [&](Rank& rank) {
+      const Outcome got = TrainingRun(rank, two, sgd(0), of, change).steps(3);
+      EXPECT_EQ(got.losses, plain[0].losses);
+      for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, plain[0].parameters.at(name)) << name;
+    });
+  }
+}
+
+// Float8 layers name no tensor in a pipeline: the norm names the ranks.
+TEST(ModelsPipeline, ValuesOfFloat8LayersThatAreNotFiniteAreFoundByTheNorm) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    TransformerConfig c = config();
+    c.ffn_hidden = 32;
+    TrainingRun run(rank, {2, 1, 1, PipelineKind::gpipe}, sgd(0.5), transformer_recipe(c),
+                    [](BuildOptions& o) {
+                      o.float8 = Float8Recipe::rowwise;
+                      o.float8_options.filter.least_elements = 0;
+                    });
+    if (rank.rank == 1)
+      run.model->model->parameter("layers.3.mlp.up_proj.weight")->write_master().f32()[0] =
+          std::numeric_limits<float>::infinity();
+    const Data data(*run.model, 0, 2);
+    const Error e = test::error_of([&] { run.trainer->step(data.batches(), 0.1); });
+    EXPECT_THAT(e.what(), HasSubstr("gradients are not finite on rank"));
+  });
+}
+
+// Parts of a model, whose root is not run.
+TEST(ModelsPipeline, WhatIsShardedAloneIsABlock) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    Transformer model(config());
+    EXPECT_EQ(error_text([&] {
+                fully_shard(model, mesh, {.blocks = {"layers.*"}, .only = {"layers.1", "norm"}});
+              }),
+              "bad_argument: fully_shard: options.only: \"norm.weight\" is in no block, and the root is not "
+              "run");
+    const auto parts =
+        fully_shard(model, mesh, {.blocks = {"layers.*", "norm"}, .only = {"layers.1", "norm"}});
+    EXPECT_TRUE(is_shard(model.parameter("layers.1.mlp.up_proj.weight")->layout()->placements[0]));
+    EXPECT_EQ(model.parameter("layers.0.mlp.up_proj.weight")->layout(), nullptr);
+  });
+}
+
+TEST(ModelsPipeline, BlocksThatRunAgainHaveTheBitsOfThoseThatDoNot) {
+  const std::vector<Outcome> one = outcomes({1, 1, 2, PipelineKind::one_f_one_b}, 0.5, 3);
+  for (const AcMode mode : {AcMode::full, AcMode::selective})
+    for (const PipelineKind kind : kTraining) {
+      const Form form{2, 1, 2, kind};
+      test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+        TrainingRun run(rank, form, sgd(0.5), whole_recipe(), [&](BuildOptions& o) { o.ac.mode = mode; });
+        expect_same(run.steps(3), one, run);
+      });
+    }
+}
+
+// In exact mode the bits are those of one rank without a pipeline, on every mesh.
+TEST(ModelsPipeline, ExactModeHasTheBitsOfOneRank) {
+  const Change change = [](BuildOptions& o) { o.exact = Exact::yes; };
+  const auto whole_of = [&](Rank& rank, const Form& form, int micro_batches, bool sequence) {
+    TrainingRun run(rank, form, sgd(0.5), whole_recipe(), [&](BuildOptions& o) {
+      change(o);
+      o.tensor.sequence_parallel = sequence;
+    });
+    Outcome o;
+    for (int step = 0; step < 2; ++step) {
+      const Data data(*run.model, step, micro_batches + 1);
+      std::vector<TokenBatch> batches = data.batches();
+      batches.pop_back();  // of 2 rows
+      const Trainer::Result r = run.trainer->step(batches, 0.1);
+      o.losses.push_back(r.loss);
+      o.norms.push_back(r.grad_norm);
+    }
+    for (const Parameter* p : run.model->parameters()) {
+      const Tensor whole = form.ranks() == 1 ? p->master() : full(p->master());
+      o.parameters[p->path()].assign(whole.f32().begin(), whole.f32().end());
+    }
+    return o;
+  };
+  for (const int micro_batches : {1, 2, 4}) {
+    Outcome one;
+    test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+      one = whole_of(rank, {1, 1, 1}, micro_batches, false);
+    });
+    for (const Form& form :
+         {Form{1, 1, 1, PipelineKind::gpipe}, Form{3, 1, 1, PipelineKind::interleaved},
+          Form{2, 2, 1, PipelineKind::zero_bubble}, Form{3, 1, 2, PipelineKind::one_f_one_b},
+          Form{2, 2, 2, PipelineKind::one_f_one_b}})
+      test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+        SCOPED_TRACE(fmt::format("{} x {} x {}, {} micro-batches", form.pp, form.dp, form.tp, micro_batches));
+        const Outcome got = whole_of(rank, form, micro_batches, form.tp > 1 && form.dp == 1);
+        EXPECT_EQ(got.losses, one.losses);
+        EXPECT_EQ(got.norms, one.norms);
+        for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, one.parameters.at(name)) << name;
+      });
+  }
 }
 
 // Without clip a model that is no pipeline has the same bits; its norm is summed in another way.
@@ -266,12 +490,12 @@ TEST(ModelsPipeline, CheckpointsHaveATiedWeightOnce) {
   const Form four{4, 1, 1, PipelineKind::zero_bubble};
   Outcome loaded, after;
   test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
-    TrainingRun run(rank, {1, 1, 1, PipelineKind::gpipe}, adamw(), tied_config());
+    TrainingRun run(rank, {1, 1, 1, PipelineKind::gpipe}, adamw(), tied_recipe());
     loaded = run.steps(3);
     after = run.steps(3);
   });
   test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
-    TrainingRun run(rank, four, adamw(), tied_config());
+    TrainingRun run(rank, four, adamw(), tied_recipe());
     run.steps(3);
     run.trainer->save(folder / "four");
   });
@@ -280,7 +504,7 @@ TEST(ModelsPipeline, CheckpointsHaveATiedWeightOnce) {
         Form{3, 1, 1, PipelineKind::interleaved}, four, Form{2, 2, 2, PipelineKind::one_f_one_b}})
     test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
       SCOPED_TRACE(fmt::format("loaded on {} x {} x {}", form.pp, form.dp, form.tp));
-      TrainingRun run(rank, form, adamw(), tied_config());
+      TrainingRun run(rank, form, adamw(), tied_recipe());
       run.trainer->load(folder / "four");
       for (const Parameter* p : run.model->parameters()) {
         const Tensor whole = form.ranks() == 1 ? p->master() : full(p->master());
@@ -292,6 +516,36 @@ TEST(ModelsPipeline, CheckpointsHaveATiedWeightOnce) {
       EXPECT_EQ(got.evaluations, after.evaluations);
       for (const auto& [name, bits] : got.parameters) EXPECT_EQ(bits, after.parameters.at(name)) << name;
     });
+}
+
+// Written while the training goes on; of stages that are divided over data ranks, too.
+TEST(ModelsPipeline, SavesInTheBackground) {
+  for (const DataForm data : {DataForm::ddp, DataForm::fsdp}) {
+    const test::TemporaryFolder folder;
+    const Change change = [&](BuildOptions& o) { o.data = data; };
+    std::map<std::string, std::vector<float>> saved;
+    std::mutex mutex;
+    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+      TrainingRun run(rank, {2, 2, 1, PipelineKind::one_f_one_b}, {.seed = 4}, tied_recipe(), change);
+      run.steps(2, 1);
+      AsyncCheckpoint saves(run.mesh);
+      EXPECT_TRUE(run.trainer->save(saves, folder / "run"));
+      for (const Parameter* p : run.model->parameters()) {
+        const Tensor whole = full(p->master());
+        const std::lock_guard lock(mutex);
+        saved[p->path()].assign(whole.f32().begin(), whole.f32().end());
+      }
+      run.steps(2, 1);
+      saves.wait();
+    });
+    test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+      TrainingRun run(rank, {1, 1, 1}, {.seed = 4}, tied_recipe());
+      run.trainer->load(folder / "run");
+      EXPECT_EQ(run.trainer->steps(), 1);
+      for (const Parameter* p : run.model->parameters())
+        EXPECT_THAT(p->master().f32(), ::testing::ElementsAreArray(saved.at(p->path()))) << p->path();
+    });
+  }
 }
 
 // Stages that are cut over tensor ranks, and copied over data ranks.
@@ -401,15 +655,17 @@ TEST(ModelsPipeline, UnsupportedOptionsAreNamed) {
       return error_text([&] { build_parallel_model(of, mesh, compute, options); });
     };
     const std::string with = "bad_argument: build_parallel_model: pipeline_axis: a pipeline with ";
-    EXPECT_EQ(text([](auto& o, auto&) { o.data = DataForm::fsdp; }),
-              with + "DataForm::fsdp is not supported");
-    EXPECT_EQ(text([](auto& o, auto&) { o.float8 = Float8Recipe::rowwise; }),
-              with + "float8 is not supported");
+    EXPECT_EQ(text([](auto& o, auto&) {
+                o.data = DataForm::fsdp;
+                o.exact = Exact::yes;
+              }),
+              with + "DataForm::fsdp and exact mode is not supported");
+    EXPECT_EQ(text([](auto& o, auto&) {
+                o.data = DataForm::fsdp;
+                o.sharding.blocks = {"layers.*"};
+              }),
+              with + "sharding.blocks is not supported");
     EXPECT_EQ(text([](auto& o, auto&) { o.domain_axes = {"y"}; }), with + "domain_axes is not supported");
-    EXPECT_EQ(text([](auto& o, auto&) { o.expert_axis = "y"; }), with + "expert_axis is not supported");
-    EXPECT_EQ(text([](auto& o, auto&) { o.tensor.sequence_parallel = true; }),
-              with + "sequence_parallel is not supported");
-    EXPECT_EQ(text([](auto& o, auto&) { o.exact = Exact::yes; }), with + "exact mode is not supported");
     EXPECT_EQ(
         text([](auto& o, auto&) { o.data_axis = "pp"; }),
         "bad_argument: build_parallel_model: pipeline_axis: \"pp\" is a data or tensor axis of pp=2 x dp=1 x "

@@ -282,6 +282,85 @@ TEST(Pipeline, AStoppedStageIsNamedByAllOthers) {
   }
 }
 
+// A pipeline of four ranks of which one trips before its action number `at`, be that a pass or a message.
+Error error_before_action(Rank& rank, const PipelineSchedule& s, int tripping, int at,
+                          const std::function<void()>& trip) {
+  Compute compute(rank.context);
+  const auto net = test::pipe_net();
+  MeanSquaredError loss;
+  PipelineOptions options = test::pipe_options(*net, s);
+  int next = 0;
+  options.before_action = [&](const PipelineAction&) {
+    if (rank.rank == tripping && next++ == at) trip();
+  };
+  Pipeline pipeline(*net, &loss, rank.group(), compute, options);
+  pipeline.materialise(7);
+  const PipeData data(rank.context, s.micro_batches);
+  return error_of([&] {
+    for (int step = 0; step < 2; ++step) pipeline.run(data.batches(), {.seed = 5, .step = step});
+  });
+}
+
+// Random schedules, and random ranks that end or stop at random actions.
+struct Fault {
+  PipelineSchedule schedule;
+  int rank, at;
+};
+std::vector<Fault> faults(unsigned seed, int count) {
+  std::mt19937 random(seed);
+  std::vector<Fault> all;
+  while (static_cast<int>(all.size()) < count) {
+    PipelineSchedule s =
+        test::random_schedule(random, {.ranks = 4, .stages_per_rank = 2, .micro_batches = 5});
+    const int rank = static_cast<int>(random() % 4);
+    if (s.ranks != 4) continue;
+    const auto actions = static_cast<unsigned>(2 * s.actions[static_cast<std::size_t>(rank)].size());
+    all.push_back({std::move(s), rank, static_cast<int>(random() % actions)});
+  }
+  return all;
+}
+
+TEST(Pipeline, ARankThatIsKilledBeforeAnyActionIsNamedByAllOthers) {
+  for (const Fault& fault : faults(11, 12)) {
+    SCOPED_TRACE(fmt::format("rank {}, action {}\n{}", fault.rank, fault.at, to_string(fault.schedule)));
+    test::RankProcesses ranks(4, [&](Rank& rank) {
+      const Error e = error_before_action(rank, fault.schedule, fault.rank, fault.at,
+                                          [] { ::kill(::getpid(), SIGKILL); });
+      EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+      EXPECT_THAT(e.ranks(), ElementsAre(fault.rank)) << e.what();
+    });
+    ranks.finish({fault.rank});
+  }
+}
+
+TEST(Pipeline, ARankThatStopsBeforeAnyActionIsNamedByAllOthers) {
+  test::RankOptions options;
+  options.deadline = std::chrono::seconds(2);
+  for (const Fault& fault : faults(12, 4)) {
+    SCOPED_TRACE(fmt::format("rank {}, action {}\n{}", fault.rank, fault.at, to_string(fault.schedule)));
+    test::RankProcesses ranks(
+        4,
+        [&](Rank& rank) {
+          const Error e = error_before_action(rank, fault.schedule, fault.rank, fault.at,
+                                              [] { ::kill(::getpid(), SIGSTOP); });
+          EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+          EXPECT_THAT(e.ranks(), ElementsAre(fault.rank)) << e.what();
+        },
+        options);
+    ranks.finish({fault.rank});
+  }
+}
+
+TEST(Pipeline, AnErrorBeforeAnyActionReachesAllRanks) {
+  for (const Fault& fault : faults(13, 40))
+    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+      const Error e = error_before_action(rank, fault.schedule, fault.rank, fault.at,
+                                          [] { throw Error(ErrorCode::bad_argument, "no more"); });
+      EXPECT_EQ(e.code(), rank.rank == fault.rank ? ErrorCode::bad_argument : ErrorCode::aborted);
+      EXPECT_THAT(e.what(), HasSubstr("no more"));
+    });
+}
+
 // --- arguments ---
 
 TEST(Pipeline, RanksCompareScheduleStagesAndShapes) {
@@ -631,6 +710,22 @@ TEST(PipelineStages, WeightsThatCannotBeUntiedAreNamed) {
                           {{untie(net)[0].uses, {"head", "foot"}}}});
               }),
               "bad_argument: pipeline: tied: \"foot\" is in no stage");
+    Nested taken;
+    taken.tail.tie_weight(taken.head.weight);
+    PipelineOptions options{make_pipeline_schedule(PipelineKind::forward_only, 1, 1),
+                            {{"head", "body", "tail"}},
+                            {},
+                            untie(taken)};
+    Pipeline frozen(taken, nullptr, rank.group(), compute, options);
+    options.after_gradients = [](std::span<Parameter* const>, int) {};
+    EXPECT_EQ(error_text([&] { Pipeline(taken, nullptr, rank.group(), compute, options); }),
+              "bad_argument: pipeline: after_gradients with tied weights; expected one of them");
+    taken.head.weight->set_trainable(false);
+    const Tensor x(rank.context, {2, 2});
+    EXPECT_EQ(error_text([&] {
+                frozen.run(std::vector<PipelineMicroBatch>{{{x}, {}}}, {});
+              }),
+              "bad_argument: pipeline: the uses of \"head.weight\" are not frozen alike");
     Nested full;
     full.tail.tie_weight(full.head.weight);
     full.head.weight->materialise(compute);

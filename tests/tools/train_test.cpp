@@ -128,6 +128,25 @@ TEST_F(TrainTest, APipelineHasTheLossesOfOneStage) {
   std::ofstream(own) << "schedule own\nranks 2\nmicro-batches 3\nstages 0 1\nmemory 3 3\n"
                         "0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0F2 0SEND_F2 0RECV_B1 0B0 0RECV_B2 0B1 0B2\n"
                         "1: 1RECV_F0 1RECV_F1 1F0 1RECV_F2 1F1 1F2 1B0 1SEND_B0 1B1 1SEND_B1 1B2 1SEND_B2\n";
+  // Each stage begins from the stages of another run, and has options for its own parameters.
+  ASSERT_EQ(run(with({"--ranks", "2", "--pp", "2", "--init-from", file("ckpt"), "--groups",
+                      "output_head:rate=0.5:decay=0", "--until", "4"},
+                     "fine")),
+            0)
+      << err();
+  ASSERT_EQ(
+      run(with({"--init-from", file("ckpt"), "--groups", "output_head:rate=0.5:decay=0", "--until", "4"},
+               "plain")),
+      0)
+      << err();
+  EXPECT_EQ(losses("fine"), losses("plain"));
+  ASSERT_EQ(
+      run(with({"--ranks", "4", "--pp", "2", "--data", "fsdp", "--save", file("parts"), "--save-every", "3"},
+               "parts")),
+      0)
+      << err();
+  for (std::size_t i = 0; i < losses("one").size(); ++i)
+    EXPECT_NEAR(losses("parts")[i], losses("one")[i], 1e-4 * losses("one")[i]);
   for (const std::string& pipeline : {std::string("zero-bubble"), std::string("interleaved"), own}) {
     ASSERT_EQ(run(with({"--ranks", "2", "--pp", "2", "--pipeline", pipeline}, "two")), 0) << err();
     EXPECT_EQ(losses("two"), losses("one")) << pipeline;
@@ -808,17 +827,13 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--ranks", "4", "--dp", "3"}, "dp=3");
   expect({"--ranks", "4", "--dp", "3", "--tp", "1"}, "mesh: dp=3 x tp=1 = 3 ranks; the group has 4");
   expect({"--pp", "0"}, "pp is 0; expected 1 or more");
-  expect({"--ranks", "2", "--pp", "2", "--data", "fsdp"},
-         "pp is 2 with --data fsdp or hsdp; a pipeline does not");
-  expect({"--ranks", "2", "--pp", "2", "--exact"}, "pp is 2 with --exact; a pipeline does not support that");
+  expect({"--ranks", "2", "--pp", "2", "--exact", "--data", "fsdp"},
+         "pp is 2 with --exact and --data fsdp or hsdp; a pipeline does not support that");
   expect({"--ranks", "2", "--pp", "2", "--pipeline", "2f2b"},
          "the schedule is \"2f2b\"; expected one of gpipe");
   expect({"--ranks", "2", "--pp", "2", "--pipeline", "forward"},
          "pipeline \"forward\" has no backward passes");
   expect({"--ranks", "8", "--pp", "8"}, "8 stages; the model has ");
-  expect({"--ranks", "2", "--pp", "2", "--init-from", "x"},
-         "pp is 2 with --init-from; a pipeline does not support that");
-  expect({"--ranks", "2", "--pp", "2", "--hash-every", "1"}, "no rank has the tensors of all stages");
   expect({"--micro-batches", "0"}, "micro-batches is 0; expected 1 or more");
   expect({"--micro-batches", "99"}, "micro-batches is 99; expected as many sequences for each of dp=1");
   expect({"--heads", "5"}, "transformer: dim 32 does not divide into heads 5");
@@ -916,6 +931,7 @@ TEST_F(TrainTest, ExactParity) {
   const std::string one = hashes({});
   EXPECT_EQ(std::count(one.begin(), one.end(), '\n'), 2 * 12) << one;
   EXPECT_EQ(hashes({"--ranks", "2", "--tp", "2"}), one);
+  EXPECT_EQ(hashes({"--ranks", "2", "--pp", "2", "--pipeline", "gpipe"}), one);
   EXPECT_NE(hashes({"--seed", "2"}), one);
 }
 

@@ -68,6 +68,9 @@ struct PipelineForm {
   std::optional<PipelineSchedule> schedule = {};
   /// The time that each module of Recipe::pipeline takes, in any unit. Empty: all take equally long.
   std::vector<double> weights = {};
+  /// With DataForm::fsdp: a rank gathers its stages once in a step, and keeps their weights until its end. If
+  /// false, each pass gathers the module that it needs, and drops it.
+  bool keep_weights = true;
 };
 
 struct BuildOptions {
@@ -81,7 +84,10 @@ struct BuildOptions {
   DataForm data = DataForm::ddp;
   /// The axis along which the model is cut into stages; a Trainer then runs the schedule of `pipeline`. Each
   /// rank has memory for its own stages alone, and is given all micro-batches of the step. Empty: none. Not
-  /// with DataForm::fsdp, float8, domain_axes, sequence_parallel or exact mode.
+  /// with domain_axes. Float8 layers pass on values that are not finite, and the norm of the gradients finds
+  /// them (Float8NotFinite::propagate). With DataForm::fsdp each module of Recipe::pipeline is a block, whose
+  /// gradients are reduced once in a step. Exact mode keeps the gradients of each micro-batch until the end
+  /// of the step, and does not go with fsdp in a pipeline.
   std::string pipeline_axis = {};
   PipelineForm pipeline = {};
   /// The axes that cut maps in space, one or two: the first cuts the height. Empty: none.

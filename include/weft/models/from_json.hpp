@@ -15,6 +15,7 @@ namespace weft {
 ///   loss    "cross_entropy", "mean_squared_error" or "binary_cross_entropy"; none if it is missing
 ///   blocks  a list of patterns, Recipe::blocks
 ///   pipeline  a list of patterns, Recipe::pipeline
+///   border  Recipe::border: a list of extents, "input.0" for one of the first input: ["input.0", 64]
 /// or {"transformer": {…}} or {"weather": {…}}, with the fields of TransformerConfig or WeatherStageConfig.
 ///
 /// A layer is an object whose key "layer" has the name of a class of weft/nn; the other keys are the
@@ -35,7 +36,8 @@ Recipe recipe_from_json(std::string_view text);
 /// BuildOptions from an object with the keys data_axis, tensor_axis, replicate_axis, domain_axes, data
 /// ("ddp", "fsdp"), reshard_after_forward (a bool, or a number of ranks), reduce, seed, dtype, activations,
 /// frozen, float8, float8_scales, ac ("none", "full", "selective"), ac_modules, ac_every, sequence_parallel,
-/// split_vocab, pipeline_axis, pipeline (the name of a PipelineKind), stages_per_rank, exact, compile_model.
+/// split_vocab, pipeline_axis, pipeline (the name of a PipelineKind), stages_per_rank, pipeline_file (a file
+/// with a schedule, in the place of these two), stage_weights (a list), keep_weights, exact, compile_model.
 /// Throws bad_argument for another key, with the nearest known, and for a wrong value.
 BuildOptions build_options_from_json(std::string_view text);
 

@@ -3,12 +3,15 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "weft/ep/moe.hpp"
 #include "weft/models/recipe.hpp"
 #include "weft/models/transformer.hpp"
 
 namespace weft {
+
+struct ParallelModel;
 
 struct MoETransformerConfig {
   /// ffn_hidden is for blocks without experts.
@@ -53,5 +56,9 @@ class MoETransformer : public Transformer {
 /// tensor axis, too; blocks "layers.*". BuildOptions::expert_axis divides the experts. `config` is checked.
 /// Building throws bad_argument for sequence_parallel: tokens are routed whole.
 Recipe moe_recipe(const MoETransformerConfig& config);
+
+/// expert_balance() of all routers of the model, on all ranks; in a pipeline, collective over the stages.
+/// The auxiliary losses of the model are the sums of those of its routers.
+std::vector<LayerBalance> expert_balance(ParallelModel& model);
 
 }  // namespace weft

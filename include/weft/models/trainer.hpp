@@ -24,6 +24,8 @@
 
 namespace weft {
 
+class MicroBatchGradients;
+
 /// This rank's rows of a batch for a model of any recipe: plain tensors (rows, …) on the host, all with the
 /// same number of rows. Ranks that differ only in their coordinate on the tensor axis or the domain axes must
 /// have the same rows, with whole maps: each rank keeps its part (ParallelModel::place).
@@ -233,9 +235,10 @@ class Trainer {
   Compute* compute_;
   Options options_;
   std::unique_ptr<Optimizer> optimizer_;
-  std::uint64_t digest_of_optimizer_ = 0;     // equal on all stages of a pipeline
-  std::unique_ptr<CrossEntropy> own_loss_;    // null: the loss of the model
-  std::unique_ptr<CrossEntropy> plain_loss_;  // of evaluate(); made when it is needed
+  std::shared_ptr<MicroBatchGradients> apart_;  // of a pipeline in exact mode, in a step
+  std::uint64_t digest_of_optimizer_ = 0;       // equal on all stages of a pipeline
+  std::unique_ptr<CrossEntropy> own_loss_;      // null: the loss of the model
+  std::unique_ptr<CrossEntropy> plain_loss_;    // of evaluate(); made when it is needed
   // In a pipeline: by the number of micro-batches, negative for forward passes alone, and the loss.
   std::map<std::pair<int, const Module*>, std::unique_ptr<Pipeline>> pipelines_;
   std::int64_t steps_ = 0;

@@ -26,6 +26,9 @@ struct PipelineBorder {
   DType dtype = DType::f32;
   /// Over the mesh of the stage; null: a plain tensor. Not Partial on any axis.
   LayoutRef layout = nullptr;
+  /// The layout inside of the stages, of the same tensor, if it is another one than that in which the tensor
+  /// crosses: the pipeline redistributes on both sides. Sequence parallel is whole at borders. Not Partial.
+  LayoutRef inside = nullptr;
 };
 
 struct PipelineMicroBatch {
@@ -42,6 +45,13 @@ struct PipelineOptions {
   std::function<PipelineBorder(int stage, const Tensors& inputs)> border;
   /// The result of untie(), if the model has tied weights.
   std::vector<TiedWeight> tied = {};
+  /// Called behind each backward pass of a stage, and behind each half of one, with the stage's parameters: a
+  /// program may take gradients away. Not with `tied`, whose gradients are added at the end.
+  std::function<void(std::span<Parameter* const> parameters, int micro_batch)> after_gradients = {};
+  /// Called before each action of this rank, for traces and tests. Its error is one of the action.
+  std::function<void(const PipelineAction& action)> before_action = {};
+  /// The sum of a loss over the ranks of the last stage. Empty: that of the loss's layout.
+  std::function<double(const Tensor& loss)> total_loss = {};
 };
 
 /// One rank of a pipeline: it computes the stages that the schedule places on it. All ranks build the whole

@@ -83,9 +83,19 @@ void save_stages(const std::filesystem::path& directory, const DeviceMesh& stage
                  std::span<Parameter* const> parameters, std::span<ModuleBuffer* const> buffers,
                  const TrainingState& state, const CheckpointExtra& extra = {},
                  const SaveOptions& options = {});
+/// Like start_save(), for the stages of a pipeline; the mesh of `saves` is the root of `stages`.
+bool start_save_stages(AsyncCheckpoint& saves, const std::filesystem::path& directory,
+                       const DeviceMesh& stages, std::int64_t step, std::span<Parameter* const> parameters,
+                       std::span<ModuleBuffer* const> buffers, const TrainingState& state,
+                       const CheckpointExtra& extra = {}, const SaveOptions& options = {});
 CheckpointInfo load_stages(const std::filesystem::path& directory, const DeviceMesh& stages,
                            std::span<Parameter* const> parameters, std::span<ModuleBuffer* const> buffers,
                            const TrainingState& state);
+
+/// init_from() for a pipeline: `parameters` and `buffers` are those of this rank's stages of `model`.
+CheckpointInfo init_stages_from(const std::filesystem::path& directory, const DeviceMesh& stages,
+                                const Module& model, std::span<Parameter* const> parameters,
+                                std::span<ModuleBuffer* const> buffers, const InitOptions& options = {});
 
 /// Call gather_full_state() and set_full_state() of weft/checkpoint/full_state.hpp for a model and `state`,
 /// with the names that a checkpoint would have. If the model is on a device, this rank's parts are copied to

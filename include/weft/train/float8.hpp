@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -63,7 +64,8 @@ class Float8Model {
   void update_scales() { linears_->update_scales(); }
 
  private:
-  friend std::unique_ptr<Float8Model> convert_linears(Module&, Float8Recipe, const Float8Options&);
+  friend std::unique_ptr<Float8Model> convert_linears(Module&, Float8Recipe, const Float8Options&,
+                                                      const std::function<bool(const std::string&)>&);
   Float8Model() = default;
   Float8Report report_;
   std::shared_ptr<Float8Linears> linears_;

@@ -17,6 +17,7 @@
 namespace weft {
 
 class Float8Linears;
+class ShardPasses;
 
 /// bf16 weights, inputs that are rounded to bf16 and stay f32, f32 reduction.
 MixedPrecision default_mp_policy() noexcept;
@@ -58,6 +59,10 @@ struct FullyShardOptions {
   /// are kept between them, whatever reshard_after_forward says; a block in which a module runs again
   /// (apply_ac) then sends its weights in precision.param. Null: weights are sent in precision.param.
   std::shared_ptr<Float8Linears> float8 = {};
+  /// Paths of modules below the root: they alone, with what lies in them, are divided, such as the stages of
+  /// this rank in a pipeline. Each must match a pattern of `blocks`, or lie in such a module: the root is not
+  /// run. Empty: the whole model.
+  std::vector<std::string> only = {};
 };
 
 /// Numbers of bytes on this rank.
@@ -110,6 +115,26 @@ class FullySharded {
   /// parameter already has a reduced gradient. Without no_sync() every pass reduces: ranks send more, but
   /// keep no full gradients.
   NoSync no_sync();
+  /// While this exists, weights that a pass has gathered are kept: each block is gathered once, however often
+  /// it runs, and a rank has memory for all weights of the blocks. It must not outlive the FullySharded.
+  class [[nodiscard]] KeptWeights {
+   public:
+    KeptWeights(KeptWeights&&) noexcept = default;
+    KeptWeights& operator=(KeptWeights&&) = delete;
+    ~KeptWeights() {
+      if (passes_ != nullptr) end(*passes_);
+    }
+
+   private:
+    friend class FullySharded;
+    explicit KeptWeights(ShardPasses& passes);
+    static void end(ShardPasses& passes) noexcept;
+    struct Release {
+      void operator()(ShardPasses*) const noexcept {}
+    };
+    std::unique_ptr<ShardPasses, Release> passes_;
+  };
+  KeptWeights keep_weights();
   /// Reduces gradients that only passes inside no_sync() have made; does nothing if there are none.
   /// Collective. A parameter that none of these passes used is treated as after a pass outside no_sync(): see
   /// FullyShardOptions::unused. Throws bad_argument while a NoSync exists. After any other error no parameter

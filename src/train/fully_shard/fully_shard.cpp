@@ -34,7 +34,8 @@ bool cut_along(const Parameter& p, const DeviceMesh& axis) {
          is_shard(p.layout()->on(axis));
 }
 
-std::vector<Grouped> grouped(Module& root, const std::vector<std::string>& patterns, const DeviceMesh& cut) {
+std::vector<Grouped> grouped(Module& root, const std::vector<std::string>& patterns, const DeviceMesh& cut,
+                             const std::vector<std::string>& only) {
   std::vector<Grouped> groups{{&root, {}}};
   std::vector<bool> matched(patterns.size(), false);
   std::vector<std::pair<Parameter*, std::size_t>> found;  // in which group each place is
@@ -55,15 +56,19 @@ std::vector<Grouped> grouped(Module& root, const std::vector<std::string>& patte
     for (const auto& [name, parameter] : module.own_parameters()) found.emplace_back(parameter.get(), group);
     for (const auto& [name, child] : module.children()) look(*child, group);
   };
-  look(root, 0);
+  if (only.empty()) look(root, 0);
+  for (const std::string& path : only) look(root.get(path), 0);
   for (std::size_t i = 0; i < patterns.size(); ++i)
     if (!matched[i]) bad(fmt::format("options.blocks: \"{}\" matches no module below the root", patterns[i]));
   for (Parameter* p : root.parameters()) {
     std::optional<std::size_t> in;
     for (const auto& [parameter, group] : found)
       if (parameter == p) in = in && *in != group ? 0 : group;  // one that blocks share is the root's
-    groups[*in].parameters.push_back(p);
+    if (in) groups[*in].parameters.push_back(p);
   }
+  if (!only.empty() && !groups[0].parameters.empty())
+    bad(fmt::format("options.only: \"{}\" is in no block, and the root is not run",
+                    groups[0].parameters[0]->path()));
   return groups;
 }
 
@@ -153,8 +158,12 @@ struct FullySharded::Impl {
     expect_axes(axes);
     expect_options(options, axes.shard.size());
     expect_cut_already(axes, options.cut_already);
-    const std::vector<Grouped> groups = grouped(root, options.blocks, options.cut_already);
-    const std::vector<Parameter*> parameters = root.parameters();
+    const std::vector<Grouped> groups = grouped(root, options.blocks, options.cut_already, options.only);
+    std::vector<Parameter*> parameters = root.parameters();
+    std::erase_if(parameters, [&](Parameter* p) {
+      return std::ranges::none_of(groups,
+                                  [&](const Grouped& g) { return std::ranges::count(g.parameters, p) > 0; });
+    });
     if (options.float8) expect_float8(parameters, *options.float8);
     for (const Parameter* p : parameters) expect_fit(*p, axes, options.precision.param, options.cut_already);
     const DeviceMesh both[] = {axes.shard, axes.replicate};
@@ -226,6 +235,12 @@ NoSync FullySharded::no_sync() {
                           p->path()));
   return NoSync(impl_->passes->no_syncs);
 }
+
+FullySharded::KeptWeights::KeptWeights(ShardPasses& passes) : passes_(&passes) { ++passes.keepers; }
+void FullySharded::KeptWeights::end(ShardPasses& passes) noexcept {
+  if (--passes.keepers == 0) passes.drop_kept();
+}
+FullySharded::KeptWeights FullySharded::keep_weights() { return KeptWeights(*impl_->passes); }
 
 void FullySharded::finish() { impl_->passes->finish(); }
 void FullySharded::discard() noexcept { impl_->passes->discard(); }

@@ -182,6 +182,7 @@ void ShardPasses::leave_forward(ShardBlock& block, bool keeps) {
     block.gather(neighbours(), block.under_way.back().use);
     return;
   }
+  if (keepers > 0) return;
   const bool root = &block == blocks_.front().get();
   if (!keeps)
     block.drop(false);
@@ -199,7 +200,11 @@ void ShardPasses::leave_backward(ShardBlock& block) {
     if (block.reducing()) reducing_.push_back(&block);
   }
   note_peak();
-  block.drop(false);
+  if (keepers == 0) block.drop(false);
+}
+
+void ShardPasses::drop_kept() {
+  for (const auto& block : blocks_) block->drop(false);
 }
 
 // The outermost pass is over.

@@ -28,6 +28,9 @@ class ShardPasses {
   void discard() noexcept;
 
   std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // that live
+  int keepers = 0;                                           // the KeptWeights that live
+  /// Drops all weights that are gathered.
+  void drop_kept();
   std::int64_t prefetched = 0, whole_peak = 0;
   std::int64_t whole_now() const noexcept;
 

@@ -362,9 +362,6 @@ void check_together(const Flags& flags) {
     throw CLI::ValidationError("--hash-file", "needs --hash-every, which says in which steps");
   if (flags.values_of.empty() != flags.values_file.empty())
     throw CLI::ValidationError("--values-of", "goes with --values-file");
-  if (flags.config.pp > 1 && (flags.hash_every > 0 || !flags.values_of.empty()))
-    throw CLI::ValidationError(flags.hash_every > 0 ? "--hash-every" : "--values-of",
-                               "no rank has the tensors of all stages; expected --pp 1");
 }
 
 }  // namespace

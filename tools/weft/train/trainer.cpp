@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <set>
 
 #include "base/parse_number.hpp"
 #include "weft/base/env.hpp"
+#include "weft/mesh/redistribute.hpp"
 #include "weft/models/transformer_text.hpp"
 #include "weft/nn/exact.hpp"
 #include "weft/train/checkpoint.hpp"
@@ -227,12 +229,7 @@ void expect_pipeline(const TrainConfig& c) {
   const auto refuse = [&](const char* what) {
     bad_training(fmt::format("pp is {} with {}; a pipeline does not support that", c.pp, what));
   };
-  if (c.has_experts()) refuse("experts");
-  if (c.data != "ddp") refuse("--data fsdp or hsdp");
-  if (c.float8 != "none") refuse("--float8");
-  if (c.sequence_parallel) refuse("--sequence-parallel");
-  if (c.exact) refuse("--exact");
-  if (!c.init_from.empty()) refuse("--init-from");
+  if (c.data != "ddp" && c.exact) refuse("--exact and --data fsdp or hsdp");
   const PipelineForm form = c.pipeline_form();
   const PipelineSchedule s =
       form.schedule ? *form.schedule
@@ -258,9 +255,12 @@ MeshShape TrainConfig::check(int ranks) const {
   if (ep < 1 || (ep > 1 && !has_experts()))
     bad_training(fmt::format("ep is {}; expected 1{}", ep,
                              has_experts() ? " or more" : ", since the model has no experts"));
-  MeshShape mesh = pp > 1          ? MeshShape{{"pp", pp}, {"dp", dp}, {"tp", tp}}.fit(ranks)
-                   : has_experts() ? MeshShape{{"dp", dp}, {"ep", ep}, {"tp", tp}}.fit(ranks)
-                                   : MeshShape{{"dp", dp}, {"tp", tp}}.fit(ranks);
+  std::vector<MeshAxis> of_mesh;
+  if (pp > 1) of_mesh.push_back({"pp", pp});
+  of_mesh.push_back({"dp", dp});
+  if (has_experts()) of_mesh.push_back({"ep", ep});
+  of_mesh.push_back({"tp", tp});
+  MeshShape mesh = MeshShape(of_mesh).fit(ranks);
   const int of_dp = mesh.size("dp"), data_ranks = of_dp * ep;
   if (data != "ddp" && data != "fsdp" && data != "hsdp")
     bad_training(fmt::format("data is \"{}\"; expected ddp, fsdp or hsdp", data));
@@ -270,7 +270,9 @@ MeshShape TrainConfig::check(int ranks) const {
     const int copies = replicate == 0 ? 2 : replicate;
     if (copies < 1 || of_dp % copies != 0)
       bad_training(fmt::format("replicate is {}; expected a number that divides dp={}", copies, of_dp));
-    std::vector<MeshAxis> axes{{"dp_replicate", copies}, {"dp_shard", of_dp / copies}};
+    std::vector<MeshAxis> axes;
+    if (pp > 1) axes.push_back({"pp", pp});
+    axes.insert(axes.end(), {{"dp_replicate", copies}, {"dp_shard", of_dp / copies}});
     if (has_experts()) axes.push_back({"ep", ep});
     axes.push_back({"tp", tp});
     mesh = MeshShape(axes);
@@ -363,7 +365,11 @@ ParallelModel& initialised(ParallelModel& model, const TrainConfig& config, bool
     for (const std::string_view pattern : parts_of(config.init_except, ','))
       options.except.emplace_back(pattern);
   options.left_out = options.except;
-  init_from(config.init_from, model.mesh, *model.model, options);
+  if (model.stages)
+    init_stages_from(config.init_from, model.stages, *model.model, model.parameters(), model.buffers(),
+                     options);
+  else
+    init_from(config.init_from, model.mesh, *model.model, options);
   return model;
 }
 
@@ -402,14 +408,52 @@ weft::Trainer::Result Training::step(const See& see) {
   const std::vector<TokenBatch> batches = batches_of(rows);
   const double lr = schedule_.at(trainer_.steps());
   samples_ += config_.global_batch;
-  if (!see) return trainer_.step(batches, lr);
+  if (!see) {
+    const Trainer::Result result = trainer_.step(batches, lr);
+    if (config_.has_experts()) balance_ = expert_balance(parts_);
+    return result;
+  }
   trainer_.backward(batches);
-  const std::vector<Parameter*> parameters = parts_.parameters();
-  for (auto p = parameters.rbegin(); p != parameters.rend(); ++p)
-    if ((*p)->has_gradient()) see("gradient", (*p)->path(), (*p)->gradient());  // a frozen one has none
+  // By path: the uses of a tied weight in a pipeline have one.
+  std::vector<std::pair<std::string, const Parameter*>> all;  // null: of another stage
+  const std::vector<Parameter*> own = parts_.parameters();
+  for (const Parameter* p : parts_.model->parameters()) {
+    if (std::ranges::any_of(all, [&](const auto& named) { return named.first == p->path(); })) continue;
+    const bool here = std::ranges::count(own, p) > 0 && (!parts_.stages || parts_.is_own(p->path()));
+    all.emplace_back(p->path(), here ? p : nullptr);
+  }
+  for (auto named = all.rbegin(); named != all.rend(); ++named) {
+    const Parameter* const p = named->second;
+    const bool any = p != nullptr && p->has_gradient();  // a frozen one has none
+    if (const Tensor t = on_all_stages(any ? p->gradient() : Tensor())) see("gradient", named->first, t);
+  }
   const Trainer::Result result = trainer_.update(lr);
-  for (const Parameter* p : parameters) see("parameter", p->path(), p->master());
+  if (config_.has_experts()) balance_ = expert_balance(parts_);
+  for (const auto& [path, p] : all)
+    see("parameter", path, on_all_stages(p != nullptr ? p->master() : Tensor()));
   return result;
+}
+
+// `own`: null on the ranks of other stages. In a pipeline returns the whole tensor, on all ranks; null if no
+// stage has one.
+Tensor Training::on_all_stages(const Tensor& own) {
+  if (!parts_.stages) return own;
+  ProcessGroup& group = parts_.stages.group();
+  const Tensor whole = own ? full(own) : Tensor();
+  std::vector<std::int64_t> mine{whole ? whole.shape().rank() : -1};
+  for (int dim = 0; dim < Shape::kMaxDims; ++dim)
+    mine.push_back(whole && dim < mine[0] ? whole.size(dim) : 0);
+  std::vector<std::int64_t> all(mine.size() * static_cast<std::size_t>(group.size()));
+  group.all_gather(mine, all).wait();
+  for (int owner = 0; owner < group.size(); ++owner) {
+    const auto of = std::span(all).subspan(static_cast<std::size_t>(owner) * mine.size(), mine.size());
+    if (of[0] < 0) continue;
+    std::vector<std::int64_t> dims(of.begin() + 1, of.begin() + 1 + of[0]);
+    const Tensor t = whole ? whole : Tensor(group.context(), Shape(dims));
+    group.broadcast(Buffer(t), owner).wait();
+    return t.with_layout(replicated_layout(parts_.mesh, t.shape()));
+  }
+  return {};
 }
 
 weft::Trainer::Evaluation Training::evaluate(std::int64_t most_batches) {
@@ -495,12 +539,12 @@ CheckpointExtra Training::extra() const {
 
 std::string hash_text(const Tokenizer& tokenizer) { return fmt::format("{:016x}", tokenizer.fingerprint()); }
 
-std::vector<LayerBalance> Training::balance() const { return expert_balance(*parts_.model); }
-
 double Training::flops_per_token() const {
   double weights = 0;
+  std::set<std::string> seen;  // the uses of a tied weight in a pipeline have one path
   for (const Parameter* p : parts_.model->parameters()) {
     const std::string& path = p->path();
+    if (!seen.insert(path).second) continue;
     if (path.starts_with("token_embedding") && !config_.model.tied) continue;  // a row is read
     const bool of_experts = path.find(".experts.") != std::string::npos;
     weights +=
@@ -515,7 +559,9 @@ double Training::flops_per_token() const {
 
 std::int64_t Training::parameter_count() const {
   std::int64_t n = 0;
-  for (const Parameter* p : parts_.model->parameters()) n += p->global_shape().count();
+  std::set<std::string> seen;  // as above
+  for (const Parameter* p : parts_.model->parameters())
+    if (seen.insert(p->path()).second) n += p->global_shape().count();
   return n;
 }
 

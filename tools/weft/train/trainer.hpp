@@ -141,7 +141,7 @@ class Training {
   /// The layers that became float8 layers, in words; empty if none was to.
   std::string float8_report() const { return parts_.float8 ? parts_.float8->report().text() : ""; }
   /// The load of the experts in the last step, by layer; empty without experts. All ranks know it.
-  std::vector<LayerBalance> balance() const;
+  const std::vector<LayerBalance>& balance() const noexcept { return balance_; }
   /// Floating-point operations of a step for each token, forward and backward: 6 for each weight by which a
   /// token is multiplied, and for each layer 12 for each feature of the positions that it attends to, which
   /// are half of them (A. Chowdhery et al., "PaLM", 2022, appendix B, with all positions). Operations that
@@ -152,6 +152,7 @@ class Training {
 
  private:
   std::vector<TokenBatch> batches_of(const Sequences& rows) const;
+  Tensor on_all_stages(const Tensor& own);
 
   TrainConfig config_;
   std::optional<Tokenizer> tokenizer_;
@@ -164,6 +165,7 @@ class Training {
   SampleOrder order_;
   Chunk part_;  // the rows of a global batch that this rank has
   std::int64_t samples_ = 0;
+  std::vector<LayerBalance> balance_;
 };
 
 /// How many threads compute in each of `ranks` ranks of this host; see TrainConfig::threads.
