@@ -73,7 +73,10 @@ TWINS = {
     "weft_trainer_backward": "Trainer::backward",
     "weft_trainer_update": "Trainer::update",
     "weft_trainer_save": "Trainer::save",
-    "weft_trainer_load": "Trainer::load",
+    "weft_trainer_load": "Trainer::load_newest",
+    "weft_trainer_train": "train",
+    "weft_trainer_backward_batches": "Trainer::backward",
+    "weft_model_init_from": "init_from",
 }
 # Functions of Python that call other functions of Python, and their names on the page.
 PYTHON = {
@@ -84,6 +87,7 @@ PYTHON = {
     "ParallelModel.forward": "compute_outputs",
     "Trainer.step": "Trainer::step",
     "Trainer.evaluate": "Trainer::evaluate",
+    "Trainer.backward": "Trainer::backward",
 }
 
 

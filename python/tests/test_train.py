@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import traceback
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from test_complete import run
 from test_examples import EXAMPLES
 
 try:
-    from weft import float8, nn, train
+    from weft import experts, float8, nn, train
 except ImportError as reason:
     pytest.skip(f"libweft_train is not there: {reason}", allow_module_level=True)
 
@@ -25,11 +26,11 @@ WITHOUT = {  # the layers of a framework of the program's own: docs/python_model
 
 
 def test_every_function():
-    source = "".join(pathlib.Path(module.__file__).read_text(encoding="utf-8") for module in (train, float8))
+    source = "".join(pathlib.Path(module.__file__).read_text(encoding="utf-8") for module in (train, float8, experts))
     used = {f"weft_{name}" for name in re.findall(r"\blib\.(\w+)", source)}
     other = {  # by the functions for any recipe; logits are of tokens
         "weft_transformer_create", "weft_transformer_create_from_text", "weft_model_text", "weft_trainer_create", "weft_trainer_step", "weft_trainer_backward",
-        "weft_trainer_gradients", "weft_trainer_update", "weft_trainer_discard", "weft_cosine_rate", "weft_model_logits",
+        "weft_cosine_rate", "weft_model_logits",
         "weft_model_parameter_layout", "weft_model_parameter_dlpack", "weft_model_parameter_dlpack_versioned", "weft_model_set_parameter_from_dltensor",
         "weft_compute_threads"}
     assert set(_train_api.FUNCTIONS) - used - WITHOUT == other
@@ -115,6 +116,175 @@ def test_trains_saves_and_resumes_on_other_ranks(ranks, tmp_path):
         assert losses == pytest.approx(whole[:8], abs=1e-4)
     for losses in ranks(3, three):
         assert losses == pytest.approx(whole[8:], abs=1e-3)
+
+
+def trained(group, **options):
+    model = train.build_parallel_model(classifier(0), weft.Mesh(group, dp=-1, tp=1), seed=3, **options)
+    return train.Trainer(model, seed=1)
+
+
+def batch_of(trainer, step, rows=6):
+    x, y = pictures(step, rows)
+    mine = trainer.model.rows(rows)
+    return train.Batch(x[mine], y[mine], global_rows=rows)
+
+
+def test_whole_training(ranks, tmp_path):
+    """Hooks in their order, checkpoints by steps, an early end; resumed from the newest whole checkpoint."""
+    def program(group):
+        trainer, seen = trained(group), []
+        plan = {"evaluate": lambda: trainer.evaluate(batch_of(trainer, 99)), "folder": tmp_path / "run", "save_every": 2, "keep": 2}
+        step = lambda number: trainer.step(batch_of(trainer, number), 0.02)  # noqa: E731
+        end = trainer.train(3, step, evaluate_every=2, **plan, on_begin=lambda: seen.append("begin"), on_step=lambda r: seen.append(r.step),
+                            on_evaluation=lambda e: seen.append(type(e).__name__), on_checkpoint=lambda n: seen.append(f"saved {n}"), on_end=seen.append)
+        assert seen == ["begin", 0, 1, "Evaluation", "saved 2", 2, "saved 3", end]
+        assert end.why == "steps" and end.steps == 3 == trainer.steps and end.reason == 0 and end.best_loss > 0
+        stopped = trainer.train(50, step, stop=lambda: 15 if group.rank == 1 else 0)
+        assert stopped == train.TrainingEnd("stop", 4, 15, None)
+        patient = {"evaluate_every": 1, "patience": 3, "least_gain": 1e9, **plan}
+        assert trainer.train(6, step, **patient).why == "steps"  # two evaluations, one of them in vain
+        group.barrier().wait()
+        if group.rank == 0:
+            (tmp_path / "run" / "step-00000006" / "index.json").write_bytes(b"")
+        group.barrier().wait()
+        trainer.load(tmp_path / "run")
+        assert trainer.steps == 3  # two were kept, and the newer is broken
+    ranks(2, program)
+
+
+def test_what_a_hook_raises_ends_all_ranks(ranks):
+    class Lost(Exception):
+        pass
+
+    def program(group, where):
+        trainer = trained(group)
+
+        def fails(here):
+            if here == where and group.rank == 1 and trainer.steps >= 2:
+                raise Lost("no file") from KeyError("cause")
+
+        def step(number):
+            fails("before")
+            trainer.backward(batch_of(trainer, number))
+            fails("between")
+            result = trainer.update(0.02)
+            fails("after")
+            return result
+
+        def evaluate():
+            fails("evaluate")
+            return trainer.evaluate(batch_of(trainer, 99))
+        try:
+            trainer.train(9, step, evaluate_every=1, evaluate=evaluate, stop=lambda: fails("stop"), on_step=lambda _: fails("on_step"),
+                          on_evaluation=lambda _: fails("on_evaluation"))
+        except Lost as error:
+            assert isinstance(error.__cause__, KeyError)
+            assert "fails" in [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+            said = "Lost"
+        except weft.BadArgumentError as error:
+            said = str(error)
+        assert trainer.step(batch_of(trainer, 5), 0.02).loss > 0  # nothing is left behind
+        return said
+    for where in ("before", "between", "after", "evaluate", "stop", "on_step", "on_evaluation"):
+        first, second, third = ranks(3, lambda group, where=where: program(group, where))
+        assert second == "Lost" and first == third
+        gave_up = where in ("before", "between", "evaluate")
+        assert first.endswith("trainer: another rank has given up; its own error says why" if gave_up else
+                              "train: a hook failed on another rank; its own error says why")
+
+
+def test_wrong_plans(ranks):
+    def program(group):
+        trainer = trained(group)
+        for arguments, text in [
+                (((1, None), {}), "step is None; expected a function"), (((1, 3), {}), "step is 3; expected a function"),
+                (((1, lambda n: n), {}), "step(0) returned 0; expected the StepResult of a step"),
+                (((-1, lambda n: n), {}), "train: steps is -1; expected 0 or more"),
+                (((1, lambda n: n), {"save_every": 1}), "train: checkpoints.folder is empty; expected a folder for the checkpoints"),
+                (((1, lambda n: n), {"patience": 1}), "train: patience is 1 and evaluate_every 0; expected evaluations")]:
+            with pytest.raises(weft.BadArgumentError) as error:
+                trainer.train(*arguments[0], **arguments[1])
+            assert text in str(error.value)
+    ranks(2, program)
+
+
+def test_halves_of_a_step(ranks):
+    """The gradients between the halves: read, changed, dropped."""
+    def program(group, halves):
+        trainer = trained(group, data="fsdp")
+        for number in range(3):
+            if not halves:
+                loss = trainer.step(batch_of(trainer, number), 0.02).loss
+                continue
+            trainer.backward(batch_of(trainer, 7))
+            trainer.discard()
+            assert trainer.backward(batch_of(trainer, number)).grad_norm == 0
+            gradients = trainer.gradients()
+            assert list(gradients) == [p.name for p in trainer.model.parameters]
+            assert all(gradients[p.name].shape == p.local_shape for p in trainer.model.parameters)
+            trainer.set_gradients({name: g for name, g in gradients.items() if name.startswith("stages")})
+            with pytest.raises(weft.BadArgumentError, match="values has 'no'; expected names of parameters that have a gradient"):
+                trainer.set_gradients({"no": np.zeros(1, np.float32)})
+            with pytest.raises(weft.BadArgumentError, match=r"the gradient of head.weight has the shape \(7,\) and dtype f32; expected"):
+                trainer.set_gradients({"head.weight": np.zeros(7, np.float32)})
+            result = trainer.update(0.02)
+            loss = result.loss
+            assert result.grad_norm > 0
+        with pytest.raises(weft.BadArgumentError, match="there are no gradients; expected backward"):
+            trainer.gradients()
+        trainer.backward(batch_of(trainer, 3))
+        trainer.set_gradients({name: 0 * g for name, g in trainer.gradients().items()})
+        assert trainer.update(0.02).grad_norm == 0
+        return loss
+    whole, halves = (ranks(2, lambda group, h=h: program(group, h)) for h in (False, True))
+    assert whole == halves
+
+
+def test_fine_tuning(ranks, tmp_path):
+    def program(group):
+        first = trained(group)
+        first.step(batch_of(first, 0), 0.02)
+        first.save(tmp_path / "run")
+        model = train.build_parallel_model(classifier(0), weft.Mesh(group, dp=-1, tp=1), seed=4, frozen=["stages"])
+        head = model.value("head.weight").copy()
+        assert model.init_from(tmp_path / "run", excepted=["head"]) == 1
+        assert np.array_equal(model.value("head.weight"), head) and np.array_equal(model.value("embed.weight"), first.model.value("embed.weight"))
+        for arguments, text in [({"excepted": "head"}, "excepted is 'head'; expected a list of patterns"),
+                                ({"left_out": [3]}, "left_out is [3]; expected a list of patterns"),
+                                ({"excepted": ["tail"]}, "init_from: except: nothing in the model matches \"tail\"")]:
+            with pytest.raises(weft.BadArgumentError) as error:
+                model.init_from(tmp_path / "run", **arguments)
+            assert text in str(error.value)
+    ranks(2, program)
+
+
+class Bottleneck(nn.Residual):
+    def __init__(self, channels):
+        super().__init__(nn.ChannelFeedForward(channels, channels // 2))
+
+
+class Two(nn.Sequential):
+    def __init__(self):
+        super().__init__(Bottleneck(8), nn.Conv2d(8, 1))
+
+
+def test_classes_of_the_program():
+    """They are made of layers; one with passes of its own is refused with what to do instead."""
+    assert Two().description() == nn.Sequential(nn.Residual(nn.ChannelFeedForward(8, 4)), nn.Conv2d(8, 1)).description()
+
+    class Own(nn.Layer):
+        pass
+
+    class Faster(nn.Linear):
+        def forward(self, x):
+            return x
+    for layer, name in ((Own(), "Own"), (Faster(2, 2), "Faster")):
+        with pytest.raises(weft.BadArgumentError) as error:
+            train.Recipe(nn.Sequential(layer))
+        assert str(error.value) == (
+            f"{name} is a class of the program with passes of its own, and no layer of the library; expected layers of weft.nn, or a class derived "
+            "from one of them that only calls its constructor. A Module in C++ has passes of its own (docs/recipes.md), and weft.torch trains models "
+            "of PyTorch")
 
 
 def test_transformer_by_recipe(ranks):

@@ -1,6 +1,6 @@
 """weft_train.h for ctypes, as weft/_api.py has weft.h. Made from the headers by `tools/c_api.py --write`; the
 test house/c_api compares it with them."""
-from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 from ._api import MAX_DIMS, weft_buffer, weft_error, weft_tensor
 
@@ -33,6 +33,9 @@ SGD = 1
 LION = 2
 SCHEDULE_FREE_ADAMW = 3
 MUON = 4
+ENDED_STEPS = 0
+ENDED_STOP = 1
+ENDED_PATIENCE = 2
 SCHEDULE_NONE = 0
 SCHEDULE_CONSTANT = 1
 SCHEDULE_LINEAR = 2
@@ -118,6 +121,11 @@ class weft_evaluation(Structure):
     _fields_ = [("struct_size", c_uint32), ("tokens", c_int64), ("loss", c_double), ("perplexity", c_double)]
 
 
+class weft_training_end(Structure):
+    _fields_ = [("struct_size", c_uint32), ("why", c_int32), ("steps", c_int64), ("reason", c_int32), ("evaluated", c_bool),
+    ("best_loss", c_double)]
+
+
 class weft_schedule(Structure):
     _fields_ = [("struct_size", c_uint32), ("form", c_int32), ("peak", c_double), ("floor", c_double), ("warmup", c_int64), ("total", c_int64),
     ("decay", c_int64), ("shape", c_int32)]
@@ -150,6 +158,19 @@ class weft_trainer_options(Structure):
     ("without_nesterov", c_bool), ("original_scale", c_bool), ("z_loss", c_double), ("freeze", c_char_p)]
 
 
+class weft_training_plan(Structure):
+    _fields_ = [("struct_size", c_uint32), ("keep", c_int32), ("data", c_void_p), ("steps", c_int64),
+    ("step", CFUNCTYPE(c_int32, c_void_p, c_int64, POINTER(weft_step_result), POINTER(weft_error))), ("evaluate_every", c_int64),
+    ("evaluate", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_evaluation), POINTER(weft_error))), ("patience", c_int64), ("least_gain", c_double),
+    ("stop", CFUNCTYPE(c_int32, c_void_p, POINTER(c_int32), POINTER(weft_error))), ("folder", c_char_p), ("save_every", c_int64),
+    ("save_seconds", c_double), ("not_at_end", c_bool), ("wait_for_saves", c_bool), ("no_replica_check", c_bool),
+    ("on_begin", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_error))),
+    ("on_step", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_step_result), POINTER(weft_error))),
+    ("on_evaluation", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_evaluation), POINTER(weft_error))),
+    ("on_checkpoint", CFUNCTYPE(c_int32, c_void_p, c_int64, POINTER(weft_error))),
+    ("on_end", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_training_end), POINTER(weft_error)))]
+
+
 
 # The fields that the initialisers of weft.h set to something else than zero.
 INITIAL = {
@@ -167,6 +188,8 @@ INITIAL = {
     weft_trainer_options: {"beta1": 0.9, "beta2": 0.95, "eps": 1e-08, "weight_decay": 0.1, "max_norm": 1, "iterations": 5},
     weft_step_result: {},
     weft_evaluation: {},
+    weft_training_end: {},
+    weft_training_plan: {},
     weft_schedule: {"form": 3, "peak": 0.001, "total": 1},
     weft_vocab_loss_options: {"scale": 1.0},
 }
@@ -258,6 +281,8 @@ FUNCTIONS = {
     POINTER(weft_error),)),
     "weft_model_save": (c_int32, (c_void_p, c_char_p, c_int64, POINTER(weft_error),)),
     "weft_model_load": (c_int32, (c_void_p, c_char_p, POINTER(c_int64), POINTER(weft_error),)),
+    "weft_model_init_from": (c_int32, (c_void_p, c_char_p, POINTER(c_char_p), c_int32, POINTER(c_char_p), c_int32, POINTER(c_int64),
+    POINTER(weft_error),)),
     "weft_trainer_create": (c_int32, (c_void_p, POINTER(weft_trainer_options), POINTER(c_void_p), POINTER(weft_error),)),
     "weft_trainer_create_from_json": (c_int32, (c_void_p, c_char_p, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_trainer_destroy": (None, (c_void_p,)),
@@ -265,6 +290,7 @@ FUNCTIONS = {
     "weft_trainer_step_batches": (c_int32, (c_void_p, POINTER(weft_batch), c_int32, c_double, POINTER(weft_step_result), POINTER(weft_error),)),
     "weft_trainer_evaluate": (c_int32, (c_void_p, POINTER(weft_batch), c_int32, POINTER(weft_evaluation), POINTER(weft_error),)),
     "weft_trainer_backward": (c_int32, (c_void_p, POINTER(weft_token_batch), c_int32, POINTER(weft_step_result), POINTER(weft_error),)),
+    "weft_trainer_backward_batches": (c_int32, (c_void_p, POINTER(weft_batch), c_int32, POINTER(weft_step_result), POINTER(weft_error),)),
     "weft_trainer_gradients": (c_int32, (c_void_p, POINTER(weft_tensor), c_int32, POINTER(c_int32), POINTER(weft_error),)),
     "weft_trainer_update": (c_int32, (c_void_p, c_double, POINTER(weft_step_result), POINTER(weft_error),)),
     "weft_trainer_discard": (c_int32, (c_void_p, POINTER(weft_error),)),
@@ -273,6 +299,7 @@ FUNCTIONS = {
     "weft_trainer_swap_evaluation": (c_int32, (c_void_p, c_bool, POINTER(weft_error),)),
     "weft_trainer_save": (c_int32, (c_void_p, c_char_p, POINTER(weft_error),)),
     "weft_trainer_load": (c_int32, (c_void_p, c_char_p, POINTER(weft_error),)),
+    "weft_trainer_train": (c_int32, (c_void_p, POINTER(weft_training_plan), POINTER(weft_training_end), POINTER(weft_error),)),
     "weft_cosine_rate": (c_int32, (c_double, c_double, c_int64, c_int64, c_int64, POINTER(c_double), POINTER(weft_error),)),
     "weft_schedule_rate": (c_int32, (POINTER(weft_schedule), c_int64, POINTER(c_double), POINTER(weft_error),)),
     "weft_vocab_embedding_forward": (c_int32, (c_void_p, c_void_p, c_int64, POINTER(weft_buffer), POINTER(weft_matrix), POINTER(weft_matrix),

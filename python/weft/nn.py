@@ -50,7 +50,13 @@ def _plain(value: Any) -> Any:
 
 
 class Layer:
-    """The base of all layers. A value: it does not change, and may stand in several places."""
+    """The base of all layers. A value: it does not change, and may stand in several places. A class of the
+    program may be derived from a layer, if it only calls its constructor:
+
+        class Bottleneck(nn.Residual):
+            def __init__(self, channels):
+                super().__init__(nn.ChannelFeedForward(channels, channels // 2))
+    """
     __slots__ = ("_fields",)
 
     def __init__(self, **fields: Any) -> None:
@@ -58,7 +64,18 @@ class Layer:
 
     def description(self) -> dict[str, Any]:
         """The layer as the library reads it, in values of JSON."""
-        return {"layer": type(self).__name__, **{name: _plain(value) for name, value in self._fields.items()}}
+        return {"layer": self._kind(), **{name: _plain(value) for name, value in self._fields.items()}}
+
+    def _kind(self) -> str:
+        """The name of the layer of the library that this is."""
+        kind = next(c for c in type(self).__mro__ if c.__module__ == __name__)
+        own = type(self)
+        if kind is Layer or hasattr(own, "forward") or hasattr(own, "backward"):
+            raise errors.BadArgumentError(
+                f"{own.__name__} is a class of the program with passes of its own, and no layer of the library; expected layers of weft.nn, or a class "
+                "derived from one of them that only calls its constructor. A Module in C++ has passes of its own (docs/recipes.md), and weft.torch trains "
+                "models of PyTorch")
+        return kind.__name__
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
@@ -83,7 +100,7 @@ class Sequential(Layer):
         return len(self._fields["children"])
 
     def description(self) -> dict[str, Any]:
-        return {"layer": "Sequential", "children": [[name, layer.description()] for name, layer in self]}
+        return {"layer": self._kind(), "children": [[name, layer.description()] for name, layer in self]}
 
 
 class Residual(Layer):

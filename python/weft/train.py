@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
 from . import _api, _train_api, arrays, dtypes, errors, nn
@@ -27,7 +27,7 @@ from ._train_library import lib, make
 from .checkpoint import _path
 from .meshes.mesh import Mesh
 
-__all__ = ["Batch", "Evaluation", "ParallelModel", "Parameter", "Recipe", "Schedule", "StepResult", "Trainer", "build_parallel_model", "transformer", "weather"]
+__all__ = ["Batch", "Evaluation", "ParallelModel", "Parameter", "Recipe", "Schedule", "StepResult", "Trainer", "TrainingEnd", "build_parallel_model", "transformer", "weather"]
 
 _byref = ctypes.byref
 PathName = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
@@ -190,6 +190,23 @@ class ParallelModel(Handle):
         blocking(lib.model_load, self, _path(directory, "directory"), _byref(step))
         return step.value
 
+    def init_from(self, directory: PathName, *, excepted: Iterable[str] = (), left_out: Iterable[str] = ()) -> int:
+        """Begins a fine-tuning: reads the parameters of another run's checkpoint, before the Trainer is made;
+        the checkpoint's step. excepted: patterns of paths of what keeps its values, for a new head; left_out:
+        of what only the checkpoint has. Collective."""
+        step = ctypes.c_int64()
+        first, second = _patterns(excepted, "excepted"), _patterns(left_out, "left_out")
+        blocking(lib.model_init_from, self, _path(directory, "directory"), first, len(first), second, len(second), _byref(step), keep=(first, second))
+        return step.value
+
+
+def _patterns(patterns: Iterable[str], name: str) -> Any:
+    """An array of strings of C."""
+    listed = None if isinstance(patterns, (str, bytes)) else list(patterns)
+    if listed is None or not all(isinstance(p, str) for p in listed):
+        raise errors.BadArgumentError(f"{name} is {patterns!r}; expected a list of patterns")
+    return (ctypes.c_char_p * len(listed))(*(p.encode() for p in listed))
+
 
 def _numpy() -> Any:
     """NumPy, or an error that says what needs it."""
@@ -287,6 +304,29 @@ class Evaluation(NamedTuple):
     perplexity: float  # e^loss
 
 
+class TrainingEnd(NamedTuple):
+    """Why and where a training has ended."""
+    why: str  # "steps", "stop" or "patience"
+    steps: int  # Trainer.steps
+    reason: int  # the largest number that `stop` gave on any rank; 0: none
+    best_loss: Optional[float]  # the lowest of all evaluations
+
+
+_ENDED = {_train_api.ENDED_STEPS: "steps", _train_api.ENDED_STOP: "stop", _train_api.ENDED_PATIENCE: "patience"}
+
+
+def _result(of: Any) -> StepResult:
+    return StepResult(of.step, of.tokens, of.loss, of.grad_norm, of.skipped, of.loss_scale)
+
+
+def _evaluation(of: Any) -> Evaluation:
+    return Evaluation(of.tokens, of.loss, of.perplexity)
+
+
+def _end(of: Any) -> TrainingEnd:
+    return TrainingEnd(_ENDED[of.why], of.steps, of.reason, of.best_loss if of.evaluated else None)
+
+
 class Trainer(Handle):
     """The optimizer of a model with its state. Only one trainer of a model at a time may take steps.
 
@@ -323,14 +363,151 @@ class Trainer(Handle):
         array, count, owners = self._batches(batches)
         of = make(_train_api.weft_step_result)
         blocking(lib.trainer_step_batches, self, array, count, errors.number(rate, "rate"), _byref(of), keep=(array, owners))
-        return StepResult(of.step, of.tokens, of.loss, of.grad_norm, of.skipped, of.loss_scale)
+        return _result(of)
+
+    def backward(self, batches: Union[Batch, Sequence[Batch]]) -> StepResult:
+        """The first half of a step: all except clipping and the optimizer's step. Until `update` or `discard`
+        the program may read and change the gradients. grad_norm of the result is 0. Collective."""
+        array, count, owners = self._batches(batches)
+        of = make(_train_api.weft_step_result)
+        blocking(lib.trainer_backward_batches, self, array, count, _byref(of), keep=(array, owners))
+        return _result(of)
+
+    def _gradients(self) -> dict[str, Any]:
+        count = ctypes.c_int32()
+        errors.call(lib.trainer_gradients, self._open(), None, 0, _byref(count))
+        tensors = (_api.weft_tensor * max(1, count.value))()
+        errors.call(lib.trainer_gradients, self._open(), tensors, count.value, _byref(count))
+        return {tensor.name.decode(): tensor.data for tensor in tensors[:count.value]}
+
+    def gradients(self) -> dict[str, Any]:
+        """Between `backward` and `update`: the gradient of each trained parameter, reduced over all ranks, as
+        copies in arrays of NumPy, with the parameter's local shape."""
+        numpy, made = _numpy(), {}
+        for name, data in self._gradients().items():
+            made[name] = array = numpy.empty(self.model._parameter(self.model._index(name))[0].local_shape, numpy.float32)
+            if array.size:
+                ctypes.memmove(array.ctypes.data, data.data, array.nbytes)
+        return made
+
+    def set_gradients(self, values: Mapping[str, Any]) -> None:
+        """Writes gradients, which `update` then uses: arrays of float32 by names of parameters,
+        of their local shapes. Ranks that hold the same elements write the same values."""
+        known = self._gradients()
+        for name, value in values.items():
+            if name not in known:
+                raise errors.BadArgumentError(f"values has {name!r}; expected names of parameters that have a gradient")
+            expected = self.model._parameter(self.model._index(name))[0].local_shape
+            buffer, owner = arrays.view(value, name, False)
+            if tuple(arrays.shape_of(value)) != expected or buffer.dtype != known[name].dtype:
+                raise errors.BadArgumentError(f"the gradient of {name} has the shape {tuple(arrays.shape_of(value))} and dtype "
+                                              f"{dtypes.name_of(buffer.dtype)}; expected {expected}, this rank's part, and f32")
+            ctypes.memmove(known[name].data, buffer.data, 4 * buffer.count)
+            del owner
+
+    def update(self, rate: float) -> StepResult:
+        """The second half of a step: clips the gradients and takes a step of the optimizer. Collective."""
+        of = make(_train_api.weft_step_result)
+        blocking(lib.trainer_update, self, errors.number(rate, "rate"), _byref(of))
+        return _result(of)
+
+    def discard(self) -> None:
+        """Drops the gradients of `backward` without a step: on all ranks, or on none."""
+        errors.call(lib.trainer_discard, self._open())
+
+    def train(self, steps: int, step: Callable[[int], StepResult], *, evaluate_every: int = 0, evaluate: Optional[Callable[[], Evaluation]] = None,
+              patience: int = 0, least_gain: float = 0, stop: Optional[Callable[[], int]] = None, folder: Optional[PathName] = None, save_every: int = 0,
+              save_minutes: float = 0, keep: int = 0, at_end: bool = True, background: bool = True, check_replicas: bool = True,
+              on_begin: Optional[Callable[[], object]] = None, on_step: Optional[Callable[[StepResult], object]] = None,
+              on_evaluation: Optional[Callable[[Evaluation], object]] = None, on_checkpoint: Optional[Callable[[int], object]] = None,
+              on_end: Optional[Callable[[TrainingEnd], object]] = None) -> TrainingEnd:
+        """A whole training: takes steps until the trainer has taken `steps`, and evaluates, saves and calls
+        the functions on_... in between. All ranks give the same numbers, and end, and save, after the same
+        step.
+
+            end = trainer.train(1000, lambda step: trainer.step(batch_of(step), rate(step)), evaluate_every=50,
+                                evaluate=lambda: trainer.evaluate(held_out), patience=5, folder="run", save_minutes=10)
+
+        step(number) takes one step, by `step` or by `backward` and `update`, and returns the result.
+        evaluate() calls `evaluate` once, and returns the result. patience: ends after so many evaluations
+        in a row whose loss was not at least least_gain below the lowest before; checkpoints hold the count,
+        and a training goes on with it after `load`. stop(): asked after each step; a number above 0 on any
+        rank ends the training on all. folder: of checkpoints, after every save_every steps, when
+        save_minutes have passed by the clock of rank 0, and at_end; the newest `keep` stay, 0: all.
+        background: training goes on while they are written. check_replicas: compares the replicas of all
+        parameters before each.
+
+        If one of the functions raises an exception, `train` raises it on this rank, and the other ranks raise
+        a BadArgumentError that says so."""
+        plan, end = make(_train_api.weft_training_plan), make(_train_api.weft_training_end)
+        plan.steps, plan.evaluate_every = errors.integer(steps, "steps", 64), errors.integer(evaluate_every, "evaluate_every", 64)
+        plan.patience, plan.least_gain = errors.integer(patience, "patience", 64), errors.number(least_gain, "least_gain")
+        plan.save_every, plan.save_seconds = errors.integer(save_every, "save_every", 64), 60 * errors.number(save_minutes, "save_minutes")
+        plan.keep, plan.not_at_end, plan.wait_for_saves, plan.no_replica_check = errors.integer(keep, "keep"), not at_end, not background, not check_replicas
+        if folder is not None:
+            plan.folder = _path(folder, "folder")
+        failures: list[BaseException] = []
+        kinds = dict(_train_api.weft_training_plan._fields_)
+
+        def give(name: str, function: Any, call: Callable[..., None]) -> None:
+            if function is None:
+                return
+            if not callable(function):
+                raise errors.BadArgumentError(f"{name} is {function!r}; expected a function")
+
+            def called(_: Any, *args: Any) -> int:
+                try:
+                    call(function, *args[:-1])
+                    return 0
+                except BaseException as error:  # pylint: disable=broad-except
+                    failures.append(error)
+                    return _api.SYSTEM
+            setattr(plan, name, kinds[name](called))
+
+        def take_step(function: Any, number: int, result: Any) -> None:
+            of = function(number)
+            if not isinstance(of, StepResult):
+                raise errors.BadArgumentError(f"step({number}) returned {of!r}; expected the StepResult of a step")
+            to = result.contents
+            to.step, to.tokens, to.loss, to.grad_norm, to.skipped, to.loss_scale = of
+
+        def take_evaluation(function: Any, result: Any) -> None:
+            of = function()
+            if not isinstance(of, Evaluation):
+                raise errors.BadArgumentError(f"evaluate() returned {of!r}; expected an Evaluation")
+            to = result.contents
+            to.tokens, to.loss, to.perplexity = of
+
+        def ask(function: Any, reason: Any) -> None:
+            reason.contents.value = errors.integer(function() or 0, "the result of stop()")
+        if step is None:
+            raise errors.BadArgumentError("step is None; expected a function")
+        give("step", step, take_step)
+        give("evaluate", evaluate, take_evaluation)
+        give("stop", stop, ask)
+        give("on_begin", on_begin, lambda function: function())
+        give("on_step", on_step, lambda function, of: function(_result(of.contents)))
+        give("on_evaluation", on_evaluation, lambda function, of: function(_evaluation(of.contents)))
+        give("on_checkpoint", on_checkpoint, lambda function, number: function(number))
+        give("on_end", on_end, lambda function, of: function(_end(of.contents)))
+        try:
+            blocking(lib.trainer_train, self, _byref(plan), _byref(end), keep=(plan, end))
+        except errors.Error:
+            if not failures:
+                raise
+        if failures:
+            try:
+                raise failures[0]
+            finally:
+                failures.clear()  # whose frames refer to this one
+        return _end(end)
 
     def evaluate(self, batches: Union[Batch, Sequence[Batch]]) -> Evaluation:
         """The loss of batches, by passes that keep nothing; the training stays as it is. Collective."""
         array, count, owners = self._batches(batches)
         of = make(_train_api.weft_evaluation)
         blocking(lib.trainer_evaluate, self, array, count, _byref(of), keep=(array, owners))
-        return Evaluation(of.tokens, of.loss, of.perplexity)
+        return _evaluation(of)
 
     @property
     def steps(self) -> int:
@@ -354,7 +531,7 @@ class Trainer(Handle):
         blocking(lib.trainer_save, self, _path(directory, "directory"))
 
     def load(self, directory: PathName) -> None:
-        """Goes on from a checkpoint of a trainer, of any mesh. Collective."""
+        """Goes on from the newest whole checkpoint of a trainer, of any mesh. Collective."""
         blocking(lib.trainer_load, self, _path(directory, "directory"))
 
 

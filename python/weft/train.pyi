@@ -1,7 +1,7 @@
 """Types of `weft.train`. Made by tools/python_stubs.py --write."""
 import os
 from . import Mesh, nn
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 PathName = Union[str, bytes, 'os.PathLike[str]', 'os.PathLike[bytes]']
 
@@ -56,6 +56,9 @@ class ParallelModel:
     def load(self, directory: PathName) -> int:
         ...
 
+    def init_from(self, directory: PathName, *, excepted: Iterable[str]=(), left_out: Iterable[str]=()) -> int:
+        ...
+
     def close(self) -> None:
         ...
 
@@ -86,12 +89,36 @@ class Evaluation(NamedTuple):
     loss: float
     perplexity: float
 
+class TrainingEnd(NamedTuple):
+    why: str
+    steps: int
+    reason: int
+    best_loss: Optional[float]
+
 class Trainer:
 
     def __init__(self, model: ParallelModel, **options: Any) -> None:
         ...
 
     def step(self, batches: Union[Batch, Sequence[Batch]], rate: float) -> StepResult:
+        ...
+
+    def backward(self, batches: Union[Batch, Sequence[Batch]]) -> StepResult:
+        ...
+
+    def gradients(self) -> dict[str, Any]:
+        ...
+
+    def set_gradients(self, values: Mapping[str, Any]) -> None:
+        ...
+
+    def update(self, rate: float) -> StepResult:
+        ...
+
+    def discard(self) -> None:
+        ...
+
+    def train(self, steps: int, step: Callable[[int], StepResult], *, evaluate_every: int=0, evaluate: Optional[Callable[[], Evaluation]]=None, patience: int=0, least_gain: float=0, stop: Optional[Callable[[], int]]=None, folder: Optional[PathName]=None, save_every: int=0, save_minutes: float=0, keep: int=0, at_end: bool=True, background: bool=True, check_replicas: bool=True, on_begin: Optional[Callable[[], object]]=None, on_step: Optional[Callable[[StepResult], object]]=None, on_evaluation: Optional[Callable[[Evaluation], object]]=None, on_checkpoint: Optional[Callable[[int], object]]=None, on_end: Optional[Callable[[TrainingEnd], object]]=None) -> TrainingEnd:
         ...
 
     def evaluate(self, batches: Union[Batch, Sequence[Batch]]) -> Evaluation:

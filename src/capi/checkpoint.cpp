@@ -6,7 +6,7 @@
 #include <fmt/ranges.h>
 
 #include "base/errors/caught.hpp"
-#include "capi/handle/call_out.hpp"
+#include "capi/call_out.hpp"
 #include "capi/mesh_handles.hpp"
 #include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"

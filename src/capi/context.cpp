@@ -1,7 +1,7 @@
 // Contexts and shared memory in C. Any thread.
 #include <cstddef>
 
-#include "capi/handle/call_out.hpp"
+#include "capi/call_out.hpp"
 #include "capi/handles.hpp"
 
 using weft::ContextOptions;

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "capi/handle/call_out.hpp"
+#include "capi/call_out.hpp"
 #include "capi/mesh_handles.hpp"
 #include "weft/dp/bucket_reducer.hpp"
 #include "weft/dp/grad_norm.hpp"

@@ -1,7 +1,7 @@
 // Reductions of the caller's own in C.
 #include "base/errors/caught.hpp"
 #include "capi/call_handles.hpp"
-#include "capi/handle/call_out.hpp"
+#include "capi/call_out.hpp"
 
 using weft::ErrorCode;
 

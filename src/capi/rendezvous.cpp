@@ -3,8 +3,8 @@
 #include <array>
 #include <cstring>
 
+#include "capi/call_out.hpp"
 #include "capi/group_handles.hpp"
-#include "capi/handle/call_out.hpp"
 #include "weft/store/tcp.hpp"
 
 using weft::Deadline;

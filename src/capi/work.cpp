@@ -3,7 +3,7 @@
 
 #include "base/errors/caught.hpp"
 #include "capi/call_handles.hpp"
-#include "capi/handle/call_out.hpp"
+#include "capi/call_out.hpp"
 
 using weft::Error;
 using weft::ErrorCode;

@@ -502,3 +502,20 @@ weft_status weft_model_load(weft_model* model, const char* directory, int64_t* s
     if (step != nullptr) *step = info.step;
   });
 }
+
+weft_status weft_model_init_from(weft_model* model, const char* directory, const char* const* except,
+                                 int32_t except_count, const char* const* left_out, int32_t left_out_count,
+                                 int64_t* step, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    weft::InitOptions options;
+    for (const std::string_view p : capi::names_of(function, except, except_count, "except", "except_count"))
+      options.except.emplace_back(p);
+    for (const std::string_view p :
+         capi::names_of(function, left_out, left_out_count, "left_out", "left_out_count"))
+      options.left_out.emplace_back(p);
+    const weft::CheckpointInfo info = weft::init_from(&capi::given(function, directory, "directory"),
+                                                      m.parts.mesh, *m.parts.model, options);
+    if (step != nullptr) *step = info.step;
+  });
+}

@@ -37,6 +37,11 @@ Batch batch_of(const char* function, Context& context, const weft_batch& batch);
 TensorView elements(const char* function, const weft_buffer* buffer, const char* which, const Shape& shape,
                     std::string_view whose, const Compute& compute);
 
+/// Throws if `trainer` is NULL, and throws unsupported in a child made by fork().
+Trainer& trainer_of(const char* function, const weft_trainer* trainer);
+weft_step_result in_c(const Trainer::Result& of);
+weft_evaluation in_c(const Trainer::Evaluation& of);
+
 /// Copies `from` to `to`; the host waits.
 void copy(Compute& compute, const ConstTensorView& from, const TensorView& to);
 
@@ -55,4 +60,5 @@ struct weft_trainer : weft::capi::Handle<weft_trainer> {
   std::shared_ptr<weft::capi::ModelState> model;
   std::unique_ptr<weft::Trainer> trainer;
   std::vector<std::unique_ptr<weft_layout>> layouts;  // of gradients, as they were last asked for
+  weft::CheckpointExtra loaded;                       // of the checkpoint that was loaded last
 };

@@ -8,6 +8,7 @@
 
 using weft::ErrorCode;
 using weft::Trainer;
+using weft::capi::trainer_of;
 namespace capi = weft::capi;
 
 namespace {
@@ -109,14 +110,7 @@ void expect_result(const char* function, const weft_step_result* result) {
 }
 void tell(const char* function, weft_step_result* result, const Trainer::Result& of) {
   if (result == nullptr) return;
-  weft_step_result r = WEFT_STEP_RESULT_INIT;
-  r.skipped = of.skipped;
-  r.step = of.step;
-  r.tokens = of.tokens;
-  r.loss = of.loss;
-  r.grad_norm = of.grad_norm;
-  r.loss_scale = of.loss_scale;
-  capi::answer(function, *result, r, kStepResultFirstBytes, "result", "WEFT_STEP_RESULT_INIT");
+  capi::answer(function, *result, capi::in_c(of), kStepResultFirstBytes, "result", "WEFT_STEP_RESULT_INIT");
 }
 
 void rate_of(const char* function, const weft::Schedule& schedule, int64_t step, double* rate) {
@@ -127,13 +121,30 @@ void rate_of(const char* function, const weft::Schedule& schedule, int64_t step,
   to = schedule.at(step);
 }
 
-Trainer& trainer_of(const char* function, const weft_trainer* trainer) {
+}  // namespace
+
+Trainer& capi::trainer_of(const char* function, const weft_trainer* trainer) {
   const weft_trainer& t = capi::given(function, trainer, "trainer");
   t.model->compute->context->context.check_fork(function);
   return *t.trainer;
 }
-
-}  // namespace
+weft_step_result capi::in_c(const Trainer::Result& of) {
+  weft_step_result r = WEFT_STEP_RESULT_INIT;
+  r.skipped = of.skipped;
+  r.step = of.step;
+  r.tokens = of.tokens;
+  r.loss = of.loss;
+  r.grad_norm = of.grad_norm;
+  r.loss_scale = of.loss_scale;
+  return r;
+}
+weft_evaluation capi::in_c(const Trainer::Evaluation& of) {
+  weft_evaluation r = WEFT_EVALUATION_INIT;
+  r.tokens = of.tokens;
+  r.loss = of.loss;
+  r.perplexity = of.perplexity;
+  return r;
+}
 
 weft_status weft_trainer_create(weft_model* model, const weft_trainer_options* options,
                                 weft_trainer** trainer, weft_error* error) {
@@ -188,12 +199,8 @@ weft_status weft_trainer_evaluate(weft_trainer* trainer, const weft_batch* batch
     const std::vector<weft::Batch> all = batches_of(function, *trainer, batches, batch_count);
     weft_evaluation& to = capi::given(function, evaluation, "evaluation");
     capi::expect_initialised(function, to, kEvaluationFirstBytes, "evaluation", "WEFT_EVALUATION_INIT");
-    const Trainer::Evaluation of = t.evaluate(all);
-    weft_evaluation r = WEFT_EVALUATION_INIT;
-    r.tokens = of.tokens;
-    r.loss = of.loss;
-    r.perplexity = of.perplexity;
-    capi::answer(function, to, r, kEvaluationFirstBytes, "evaluation", "WEFT_EVALUATION_INIT");
+    capi::answer(function, to, capi::in_c(t.evaluate(all)), kEvaluationFirstBytes, "evaluation",
+                 "WEFT_EVALUATION_INIT");
   });
 }
 
@@ -202,6 +209,16 @@ weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch*
   return capi::guarded(__func__, error, [&, function = __func__] {
     Trainer& t = trainer_of(function, trainer);
     const std::vector<weft::TokenBatch> all = batches_of(function, batches, batch_count);
+    expect_result(function, result);
+    tell(function, result, t.backward(all));
+  });
+}
+
+weft_status weft_trainer_backward_batches(weft_trainer* trainer, const weft_batch* batches,
+                                          int32_t batch_count, weft_step_result* result, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    Trainer& t = trainer_of(function, trainer);
+    const std::vector<weft::Batch> all = batches_of(function, *trainer, batches, batch_count);
     expect_result(function, result);
     tell(function, result, t.backward(all));
   });
@@ -285,7 +302,7 @@ weft_status weft_trainer_save(const weft_trainer* trainer, const char* directory
 weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     Trainer& t = trainer_of(function, trainer);
-    t.load(&capi::given(function, directory, "directory"));
+    trainer->loaded = t.load_newest(&capi::given(function, directory, "directory")).extra;
   });
 }
 

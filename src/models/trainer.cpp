@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <exception>
 #include <initializer_list>
 #include <limits>
 #include <numeric>
@@ -39,7 +40,7 @@ std::string of_batch(std::size_t number, std::size_t count) {
 }
 
 // The fault of a rank, as ranks exchange it: the smallest value of all ranks counts.
-enum Fault : std::int64_t { kNone = 0, kBatch = -1, kRate = -2, kAverages = -3 };
+enum Fault : std::int64_t { kNone = 0, kBatch = -1, kRate = -2, kAverages = -3, kGivesUp = -4 };
 
 // A number for a learning rate; numbers are ordered like the rates, and differ for different rates.
 std::int64_t bits_of(double lr) { return std::bit_cast<std::int64_t>(lr + 0.0); }  // -0 is 0
@@ -49,11 +50,26 @@ Error impossible(double lr) {
           fmt::format("trainer: the learning rate is {}; expected a finite number of 0 or more", lr)};
 }
 [[noreturn]] void wrong_elsewhere(std::int64_t fault) {
-  wrong(fault == kAverages ? "another rank has averages, or values for evaluation, in the place of its "
-                             "masters; its own error says why"
-        : fault == kRate   ? "another rank was given a learning rate that is none; its own error says why"
-                           : "another rank was given a batch that does not fit; its own error says why");
+  wrong(fault == kGivesUp    ? "another rank has given up; its own error says why"
+        : fault == kAverages ? "another rank has averages, or values for evaluation, in the place of its "
+                               "masters; its own error says why"
+        : fault == kRate     ? "another rank was given a learning rate that is none; its own error says why"
+                             : "another rank was given a batch that does not fit; its own error says why");
 }
+// Counts a call, and whether it throws.
+class CountedCall {
+ public:
+  explicit CountedCall(Trainer::Calls& calls) noexcept : calls_(calls) { ++calls_.begun; }
+  ~CountedCall() { calls_.failed += std::uncaught_exceptions() > before_ ? 1 : 0; }
+  CountedCall(const CountedCall&) = delete;
+  CountedCall& operator=(const CountedCall&) = delete;
+
+ private:
+  Trainer::Calls& calls_;
+  int before_ = std::uncaught_exceptions();
+};
+// The error of a rank that gives up; nobody sees it.
+Error given_up() { return {ErrorCode::aborted, "trainer: this rank has given up"}; }
 // Returns a fault that is known before a step begins, other than a fault of its batches.
 std::optional<Error> out_of_place(const Ema* ema, const Optimizer& optimizer) {
   const bool averages = ema != nullptr && ema->swapped();
@@ -216,13 +232,16 @@ std::vector<Batch> Trainer::plain(const Batches& batches) const {
 // so that no rank goes on alone. They check that tensor and domain ranks have equal batches, and that all
 // ranks have equal learning rates, if there is one, equal options, and took equally many steps.
 std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, std::vector<Batch>& to,
-                            bool averages) const {
+                            bool averages, bool gives_up) const {
   const DeviceMesh& data = model_->data;
   std::optional<Error> own;
   std::int64_t fault = kNone, valid = 0;
   Fnv1a hash;
   try {
-    if (!averages && (own = out_of_place(ema_.get(), *optimizer_))) {
+    if (gives_up) {
+      fault = kGivesUp;
+      own = given_up();
+    } else if (!averages && (own = out_of_place(ema_.get(), *optimizer_))) {
       fault = kAverages;
     } else if (lr && !possible(*lr)) {
       fault = kRate;
@@ -247,6 +266,11 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
                   steps_ > 0 || model_->stages ? 0 : history_of_first_values(model_->parameters()));
   // Bits differ between instruction sets.
   const auto isa = static_cast<std::int64_t>(cpu_isa());
+  settings.insert(settings.begin(), {"which of step(), backward() and evaluate() was called",
+                                     averages ? 3
+                                     : lr     ? 1
+                                              : 2,
+                                     !gives_up});
   settings.push_back({"the instruction set of an exact step (WEFT_CPU_ISA chooses one)",
                       model_->exact == Exact::yes ? 1 + isa : 0});
   settings.push_back(
@@ -285,7 +309,8 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   if (own) throw Error(*own);
   if (differ) wrong(different_batches(*model_));
   if (worst != kNone) wrong_elsewhere(worst);
-  if (lr) expect_one_rate(model_->mesh, *lr, extremes[0], ~extremes[1]);
+  const bool one_function = extremes[2] == ~extremes[3];
+  if (lr && one_function) expect_one_rate(model_->mesh, *lr, extremes[0], ~extremes[1]);
   for (std::size_t i = 0; i < settings.size(); ++i)
     if (extremes[2 + 2 * i] != ~extremes[3 + 2 * i] && (settings[i].known || extremes[3 + 2 * i] != kAny))
       wrong(fmt::format("{} is not the same on all ranks of {}; expected the same", settings[i].name,
@@ -298,15 +323,17 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
 }
 
 // Like agree(), for the learning rate alone.
-void Trainer::agree_on_rate(double lr) const {
+void Trainer::agree_on_rate(double lr, bool gives_up) const {
   const std::optional<Error> averages = out_of_place(ema_.get(), *optimizer_);
-  const std::int64_t fault = averages       ? kAverages
+  const std::int64_t fault = gives_up       ? kGivesUp
+                             : averages     ? kAverages
                              : possible(lr) ? kNone
                                             : kRate,
                      rate = fault == kNone ? bits_of(lr) : 0;
   Numbers least{fault, rate, ~rate};
   for (const DeviceMesh& axes : model_->axes_of_equal_batches()) least = least_of(*compute_, axes, least);
   least = least_of(*compute_, model_->data, least);
+  if (gives_up) throw given_up();
   if (averages) throw Error(*averages);
   if (fault != kNone) throw impossible(lr);
   if (least[0] != kNone) wrong_elsewhere(least[0]);
@@ -487,6 +514,11 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
 }
 
 Trainer::Result Trainer::take_backward(const Batches& batches, std::optional<double> lr) {
+  const CountedCall call(calls_);
+  return first_half(batches, lr);
+}
+
+Trainer::Result Trainer::first_half(const Batches& batches, std::optional<double> lr) {
   if (pending_) wrong("the gradients of a backward() are there; expected update() or discard() first");
   Result result{.step = steps_};
   std::vector<Batch> all;
@@ -549,7 +581,8 @@ Trainer::Result Trainer::apply(double lr) {
 }
 
 Trainer::Result Trainer::take_step(const Batches& batches, double lr) {
-  take_backward(batches, lr);
+  const CountedCall call(calls_);
+  first_half(batches, lr);
   return apply(lr);
 }
 
@@ -559,6 +592,7 @@ std::vector<Gradient> Trainer::gradients() const {
 }
 
 Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
+  const CountedCall call(calls_);
   std::vector<Batch> all;
   Evaluation result{.tokens = agree(batches, std::nullopt, all, true)};
   const Tensor global =
@@ -581,6 +615,7 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
 }
 
 Trainer::Result Trainer::update(double lr) {
+  const CountedCall call(calls_);
   if (!pending_) wrong("update() has no gradients; expected backward() first");
   try {
     agree_on_rate(lr);
@@ -589,6 +624,19 @@ Trainer::Result Trainer::update(double lr) {
     throw;
   }
   return apply(lr);
+}
+
+void Trainer::give_up() noexcept {
+  try {
+    if (pending_) {
+      agree_on_rate(0, true);
+    } else {
+      std::vector<Batch> none;
+      agree(std::span<const Batch>(), std::nullopt, none, false, true);
+    }
+  } catch (...) {  // also given_up()
+  }
+  discard();
 }
 
 void Trainer::discard() noexcept {

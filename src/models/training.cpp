@@ -25,6 +25,8 @@ constexpr const char* kEarlyStop = "train.early_stop";
   throw Error(ErrorCode::bad_argument, "train: " + text);
 }
 
+[[noreturn]] void refuse_hook() { refuse_plan("a hook failed on another rank; its own error says why"); }
+
 void check_plan(const TrainingPlan& plan) {
   const auto expect = [](const char* name, std::int64_t value) {
     if (value < 0) refuse_plan(fmt::format("{} is {}; expected 0 or more", name, value));
@@ -149,19 +151,43 @@ class Run {
     });
   }
 
+  // A function of the plan that calls the trainer. Other ranks know of an error of the trainer. They
+  // learn of another error in the trainer's call, or, if that is done on this rank, in the next exchange.
+  template <class Action, class IsDone>
+  void with_trainer(const Action& action, const IsDone& is_done) {
+    const std::int64_t failed = trainer_.calls().failed;
+    try {
+      action();
+    } catch (...) {
+      if (trainer_.calls().failed != failed) throw;
+      if (!is_done()) {
+        trainer_.give_up();
+        throw;
+      }
+      if (!failed_) failed_ = std::current_exception();
+    }
+  }
+
   void take_step() {
     const std::int64_t number = trainer_.steps();
-    const Trainer::Result result = plan_.step(number);
-    if (trainer_.steps() != number + 1)
-      refuse_plan(fmt::format("step({}) left the trainer at step {}; expected {}", number, trainer_.steps(),
-                              number + 1));
+    Trainer::Result result;
+    with_trainer(
+        [&] {
+          result = plan_.step(number);
+          if (trainer_.steps() != number + 1)
+            refuse_plan(fmt::format("step({}) left the trainer at step {}; expected {}", number,
+                                    trainer_.steps(), number + 1));
+        },
+        [&] { return trainer_.steps() > number; });
     if (mesh_.rank() == 0) report_step(trainer_.steps());
     hook(plan_.on_step, result);
   }
 
   void evaluate() {
-    const Trainer::Evaluation found = plan_.evaluate();
-    patience_.see(found.loss, plan_.least_gain);
+    const std::int64_t begun = trainer_.calls().begun;
+    Trainer::Evaluation found;
+    with_trainer([&] { found = plan_.evaluate(); }, [&] { return trainer_.calls().begun > begun; });
+    if (!failed_) patience_.see(found.loss, plan_.least_gain);
     hook(plan_.on_evaluation, found);
   }
 
@@ -175,7 +201,7 @@ class Run {
     const Numbers least = least_of(trainer_.compute(), mesh_,
                                    {failed_ ? -1 : 0, -static_cast<std::int64_t>(reason), due ? -1 : 0});
     if (failed_) std::rethrow_exception(failed_);
-    if (least[0] != 0) refuse_plan("a hook failed on another rank; its own error says why");
+    if (least[0] != 0) refuse_hook();
     return {static_cast<int>(-least[1]), least[2] != 0};
   }
 
@@ -194,15 +220,21 @@ class Run {
     compare(model.data);
     compare(model.tensor);
     if (model.domain) compare(model.domain.axes());
-    const Numbers least = least_of(trainer_.compute(), mesh_, {failed_ ? -1 : 0});
-    if (failed_) std::rethrow_exception(failed_);
-    if (least[0] != 0) refuse_plan("replicas differ on another rank; its own error says which");
   }
 
   void save() {
     const CheckpointPlan& c = plan_.checkpoints;
+    CheckpointExtra extra;
+    guarded([&] {
+      if (c.extra) extra = c.extra();
+    });
+    const std::int64_t of_hook = failed_ ? -2 : 0;
     if (c.check_replicas) compare_replicas();
-    CheckpointExtra extra = c.extra ? c.extra() : CheckpointExtra{};
+    const Numbers least =
+        least_of(trainer_.compute(), mesh_, {std::min<std::int64_t>(of_hook, failed_ ? -1 : 0)});
+    if (failed_) std::rethrow_exception(failed_);
+    if (least[0] == -1) refuse_plan("replicas differ on another rank; its own error says which");
+    if (least[0] != 0) refuse_hook();
     if (plan_.patience > 0 && patience_.best) extra[kEarlyStop] = patience_.text();
     saved_at_ = Clock::now();
     const bool background = c.background;

@@ -156,6 +156,11 @@ Tensors Passes::own_backward(Module& module, Inputs dy, Frame& frame) {
 }
 
 Tensors Module::forward(Inputs x, Frame& frame) {
+  if (recompute_ && frame.recomputing())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("activation checkpointing: \"{}\" runs again by itself, and inside a module that "
+                            "runs again as a whole; expected one of them (one apply_ac() of the root)",
+                            path_));
   Scopes scopes(around(false), *this, frame);
   Tensors out;
   if (recompute_ && frame.keeps()) {

@@ -42,6 +42,22 @@ Placement decode(std::int64_t code) {
   return Replicate{};
 }
 
+// Throws on all ranks of `axes` if the passes of one of them have failed.
+void expect_none_failed(const DeviceMesh& axes, bool failed) {
+  if (axes.size() == 1) return;
+  std::vector<std::uint64_t> own{failed ? 1u : 0u}, all(static_cast<std::size_t>(axes.size()));
+  gather_on_host(axes.group(), view(own), view(all));
+  const auto first = std::ranges::find(all, std::uint64_t{1});
+  if (first == all.end()) return;
+  const int rank = static_cast<int>(first - all.begin());
+  throw Error(Failure{ErrorCode::bad_argument,
+                      fmt::format("gradient_reducer: the passes of {} have failed; its own error says why",
+                                  name_axis_rank(axes, rank)),
+                      Op::none,
+                      kNoCall,
+                      {rank}});
+}
+
 bool is_sum_or_avg(const Placement& p) {
   return p == Placement(Partial{ReduceOp::sum}) || p == Placement(Partial{ReduceOp::avg});
 }
@@ -423,6 +439,7 @@ void GradientReducer::finish(bool failed) {
   }
   if (first_failure) std::rethrow_exception(first_failure);
 
+  if (options_.unused == Unused::zeros) expect_none_failed(axes_, failed);
   if (options_.unused == Unused::error) {
     try {
       dp::expect_none_missing(

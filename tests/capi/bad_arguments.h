@@ -358,6 +358,19 @@ static const weft_schedule schedule = WEFT_SCHEDULE_INIT, *const good_weft_sched
 #define null_weft_model_load_step 1
 #define null_weft_trainer_step_result 1
 #define null_weft_trainer_backward_result 1
+#define null_weft_trainer_backward_batches_result 1
+static const weft_training_plan training_plan = WEFT_TRAINING_PLAN_INIT, *const good_weft_training_plan =
+                                                                             &training_plan;
+static weft_training_end training_end = WEFT_TRAINING_END_INIT, *const good_weft_training_end = &training_end;
+#define null_weft_trainer_train_end 1
+static const char* const parts_of_a_model[] = {"head"};
+#define good_except parts_of_a_model
+#define good_left_out parts_of_a_model
+#define good_except_count 1
+#define good_left_out_count 1
+#define any_weft_model_init_from_except_count 1
+#define any_weft_model_init_from_left_out_count 1
+#define null_weft_model_init_from_step 1
 #define null_weft_trainer_update_result 1
 #define null_weft_trainer_gradients_gradients 1
 #define good_weft_trainer_update_rate 0.1

@@ -940,6 +940,162 @@ static void load(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
+/* ---- A whole training ---- */
+
+/* The data of a plan's functions: things that they know, and have seen. */
+typedef struct {
+  weft_trainer* trainer;
+  const parts* p;
+  const char* fails; /* the function that fails; NULL: none */
+  char seen[200];
+} training;
+
+static weft_status see(training* t, const char* what, weft_error* e) {
+  strncat(t->seen, what, sizeof(t->seen) - strlen(t->seen) - 1);
+  if (t->fails == NULL || strcmp(t->fails, what) != 0) return WEFT_OK;
+  snprintf(e->text, sizeof(e->text), "no such file");
+  return WEFT_SYSTEM;
+}
+static weft_status take_step(void* data, int64_t number, weft_step_result* result, weft_error* e) {
+  training* const t = data;
+  const weft_status status = see(t, "s", e);
+  if (status != WEFT_OK) return status;
+  int64_t tokens[TRAIN_ROWS * TRAIN_SEQUENCE], labels[TRAIN_ROWS * TRAIN_SEQUENCE];
+  const weft_token_batch batch = {tokens, labels, t->p->rows, TRAIN_SEQUENCE, 0};
+  train_batch((int)number % TRAIN_STEPS, t->p->first, t->p->rows, tokens, labels);
+  return weft_trainer_step(t->trainer, &batch, 1, TRAIN_RATE, result, e);
+}
+static weft_status evaluate(void* data, weft_evaluation* evaluation, weft_error* e) {
+  training* const t = data;
+  int64_t tokens[TRAIN_ROWS * TRAIN_SEQUENCE], labels[TRAIN_ROWS * TRAIN_SEQUENCE];
+  const int64_t extents[2] = {t->p->rows, TRAIN_SEQUENCE}, count = extents[0] * extents[1];
+  const weft_tensor input = {"tokens", {tokens, count, WEFT_I64, WEFT_CPU}, NULL, extents, 2},
+                    target = {"labels", {labels, count, WEFT_I64, WEFT_CPU}, NULL, extents, 2};
+  const weft_batch batch = {&input, 1, 1, &target, 0};
+  train_batch(0, t->p->first, t->p->rows, tokens, labels);
+  /* the first half of a step takes such a batch, too */
+  weft_step_result half = WEFT_STEP_RESULT_INIT;
+  OK(weft_trainer_backward_batches(t->trainer, &batch, 1, &half, &error));
+  CHECK(half.loss > 0 && half.grad_norm == 0);
+  OK(weft_trainer_discard(t->trainer, &error));
+  return weft_trainer_evaluate(t->trainer, &batch, 1, evaluation, e);
+}
+static weft_status ask_to_stop(void* data, int32_t* reason, weft_error* e) {
+  training* const t = data;
+  if (t->fails != NULL && strcmp(t->fails, "stop") == 0) *reason = 15;
+  return see(t, "", e);
+}
+static weft_status begun(void* data, weft_error* e) { return see(data, "b", e); }
+static weft_status stepped(void* data, const weft_step_result* result, weft_error* e) {
+  CHECK(result->loss > 0 && result->tokens > 0);
+  return see(data, "+", e);
+}
+static weft_status evaluated(void* data, const weft_evaluation* evaluation, weft_error* e) {
+  CHECK(evaluation->loss > 0 && evaluation->tokens > 0);
+  return see(data, "e", e);
+}
+static weft_status saved(void* data, int64_t step, weft_error* e) {
+  CHECK(step > 0);
+  return see(data, "c", e);
+}
+static weft_status ended(void* data, const weft_training_end* end, weft_error* e) {
+  CHECK(end->steps == 3 && end->evaluated);
+  return see(data, ".", e);
+}
+
+static void whole_training(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  training t = {trainer_of(&p), &p, NULL, ""};
+  weft_training_plan plan = WEFT_TRAINING_PLAN_INIT;
+  weft_training_end end = WEFT_TRAINING_END_INIT;
+  plan.data = &t;
+  plan.steps = 3;
+  plan.step = take_step;
+  plan.evaluate_every = 2;
+  plan.evaluate = evaluate;
+  plan.stop = ask_to_stop;
+  plan.folder = run.folder;
+  plan.save_every = 2;
+  plan.on_begin = begun;
+  plan.on_step = stepped;
+  plan.on_evaluation = evaluated;
+  plan.on_checkpoint = saved;
+  plan.on_end = ended;
+  OK(weft_trainer_train(t.trainer, &plan, &end, &error));
+  CHECK(strcmp(t.seen, "bs+s+ecs+c.") == 0);
+  CHECK(end.why == WEFT_ENDED_STEPS && end.steps == 3 && end.reason == 0 && end.evaluated);
+  const double best = end.best_loss;
+  CHECK(best > 0);
+
+  /* A rank asks, and all stop. */
+  plan.steps = 50, plan.on_end = NULL;
+  t.fails = a->rank == 1 ? "stop" : NULL;
+  OK(weft_trainer_train(t.trainer, &plan, &end, &error));
+  CHECK(end.why == WEFT_ENDED_STOP && end.steps == 4 && end.reason == 15);
+
+  /* A checkpoint holds the count of evaluations: with the loss of the best evaluation out of reach, one more
+   * ends the training. */
+  plan.stop = NULL, plan.evaluate_every = 1, plan.patience = 2, plan.least_gain = 1e9, plan.steps = 6;
+  OK(weft_trainer_train(t.trainer, &plan, &end, &error));
+  CHECK(end.why == WEFT_ENDED_STEPS && end.steps == 6);
+  OK(weft_trainer_load(t.trainer, run.folder, &error));
+  plan.steps = 50;
+  OK(weft_trainer_train(t.trainer, &plan, &end, &error));
+  CHECK(end.why == WEFT_ENDED_PATIENCE && end.steps == 7);
+  CHECK(end.best_loss > 0);
+
+  /* Functions that fail on one rank: their error here, a clear one on the other. */
+  plan.patience = 0;
+  t.fails = a->rank == 1 ? "+" : NULL;
+  if (a->rank == 1)
+    CHECK_ERROR(weft_trainer_train(t.trainer, &plan, &end, &error), WEFT_SYSTEM, "no such file");
+  else
+    CHECK_ERROR(weft_trainer_train(t.trainer, &plan, &end, &error), WEFT_BAD_ARGUMENT,
+                "train: a hook failed on another rank; its own error says why");
+  t.fails = a->rank == 1 ? "s" : NULL;
+  if (a->rank == 1)
+    CHECK_ERROR(weft_trainer_train(t.trainer, &plan, NULL, &error), WEFT_SYSTEM, "no such file");
+  else
+    CHECK_ERROR(weft_trainer_train(t.trainer, &plan, NULL, &error), WEFT_BAD_ARGUMENT,
+                "trainer: another rank has given up; its own error says why");
+  t.fails = NULL;
+
+  /* Plans that cannot be followed. */
+  plan.save_seconds = -1;
+  CHECK_ERROR(weft_trainer_train(t.trainer, &plan, NULL, &error), WEFT_BAD_ARGUMENT,
+              "train: checkpoints.every is -1; expected 0 or more");
+  plan.save_seconds = 0;
+  plan.step = NULL;
+  CHECK_ERROR(weft_trainer_train(t.trainer, &plan, NULL, &error), WEFT_BAD_ARGUMENT,
+              "train: step is empty; expected a function");
+  end.struct_size = 3;
+  CHECK_ERROR(weft_trainer_train(t.trainer, &plan, &end, &error), WEFT_BAD_ARGUMENT,
+              "weft_trainer_train: end->struct_size is 3; expected 32: initialise it with "
+              "WEFT_TRAINING_END_INIT");
+
+  /* Another model begins with these parameters. */
+  const char* const head[] = {"output_head"};
+  const char* const nothing[] = {"tail"};
+  int64_t from = 0;
+  OK(weft_model_init_from(p.model, run.folder, head, 1, NULL, 0, &from, &error));
+  CHECK(from == 7);
+  CHECK_ERROR(weft_model_init_from(p.model, run.folder, nothing, 1, NULL, 0, NULL, &error), WEFT_BAD_ARGUMENT,
+              "init_from: except: nothing in the model matches \"tail\"");
+  weft_trainer_destroy(t.trainer);
+  weft_model_destroy(p.model);
+}
+static void trainings(void) {
+  char folder[] = "/tmp/weft-capi-training-XXXXXX", command[100];
+  CHECK(mkdtemp(folder) != NULL);
+  run.folder = folder;
+  run.dp = 2;
+  run.tp = 1;
+  run_ranks(2, whole_training);
+  snprintf(command, sizeof(command), "rm -r %s", folder);
+  CHECK(system(command) == 0);
+}
+
 static void checkpoints(void) {
   char folder[] = "/tmp/weft-capi-train-XXXXXX", command[100];
   CHECK(mkdtemp(folder) != NULL);
@@ -1468,6 +1624,7 @@ int main(void) {
   test_divided_refused();
   test_ac();
   checkpoints();
+  trainings();
   refuses();
   on_mesh(2, 1, wrong_on_one_rank);
   on_mesh(1, 2, wrong_on_one_rank);

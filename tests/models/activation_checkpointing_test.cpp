@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <regex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "support/counting_allocator.hpp"
@@ -200,9 +202,15 @@ TEST(ActivationCheckpointing, FiftyStepsOnMapsHaveTheBitsOfNone) {
   };
   for (const MeshShape& shape :
        {MeshShape{{"dp", 2}, {"tp", 1}, {"h", 2}}, MeshShape{{"dp", 1}, {"tp", 2}, {"h", 2}}})
-    for (const DataForm form : {DataForm::ddp, DataForm::fsdp})
+    for (const auto& [form, dtype] :
+         {std::pair{DataForm::ddp, DType::f32}, std::pair{DataForm::fsdp, DType::f32},
+          std::pair{DataForm::ddp, DType::bf16}, std::pair{DataForm::fsdp, DType::bf16}}) {
+      // bf16: one form on each mesh, and all with tools/test.sh --full
+      if (dtype == DType::bf16 && (form == DataForm::fsdp) == (shape.size("tp") > 1) &&
+          std::getenv("WEFT_TEST_FULL") == nullptr)
+        continue;
       test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
-        BuildOptions options{.data = form, .domain_axes = {"h"}, .seed = 3};
+        BuildOptions options{.data = form, .domain_axes = {"h"}, .seed = 3, .dtype = dtype};
         const Trained none = fifty(rank, shape, options);
         EXPECT_LT(none.losses.back(), none.losses.front()) << "it learns";
         options.ac = full({"layers.*"});
@@ -210,6 +218,7 @@ TEST(ActivationCheckpointing, FiftyStepsOnMapsHaveTheBitsOfNone) {
         options.ac = selective();
         EXPECT_EQ(fifty(rank, shape, options), none) << to_string(shape);
       });
+    }
 }
 
 // --- maps, dropout and spectral norms ---
@@ -388,6 +397,30 @@ TEST(ActivationCheckpointing, RefusesPoliciesThatDoNotFit) {
   plain.append("a", std::make_unique<Linear>(2, 2));
   EXPECT_EQ(error_of([&] { apply_ac(plain, selective()); }),
             "apply_ac: mode selective found no attention; expected one, or patterns of paths in modules");
+}
+
+// A second call for a part of a module that runs again.
+TEST(ActivationCheckpointing, RefusesAModuleThatRunsAgainInsideAnother) {
+  Context context;
+  Compute compute(context, 1);
+  auto inner = std::make_unique<Sequential>();
+  inner->append("first", std::make_unique<Linear>(4, 4));
+  auto block = std::make_unique<Sequential>();
+  block->append("inner", std::move(inner));
+  Sequential model;
+  model.append("block", std::move(block));
+  apply_ac(model, full({"block"}));
+  EXPECT_EQ(error_of([&] { apply_ac(model.get("block"), full({"inner"})); }),
+            "apply_ac: \"block\" runs again already; apply_ac() is called once");
+  apply_ac(model.get("block.inner"), full({"first"}));
+  set_up(model, compute);
+  Frame frame(compute);
+  model.forward(random(context, {3, 4}, "x"), frame);
+  EXPECT_EQ(error_of([&] {
+              model.backward(random(context, {3, 4}, "dy"), frame);
+            }),
+            "activation checkpointing: \"block.inner.first\" runs again by itself, and inside a module that "
+            "runs again as a whole; expected one of them (one apply_ac() of the root)");
 }
 
 // Counts its passes in a buffer, as running statistics would.

@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <csignal>
+#include <functional>
 #include <limits>
 
 #include "support/run_ranks.hpp"
@@ -48,10 +51,10 @@ struct Rows {
 };
 
 struct Built {
-  Built(Rank& rank, const MeshShape& shape)
+  Built(Rank& rank, const MeshShape& shape, const BuildOptions& options = {.seed = 3})
       : compute(rank.context),
         mesh(rank.group(), shape),
-        model(build_parallel_model(small(), mesh, compute, {.seed = 3})) {}
+        model(build_parallel_model(small(), mesh, compute, options)) {}
   std::int64_t rows() const { return kRows / model.data.size(); }
   std::int64_t first() const { return rows() * model.data.rank(); }
   Compute compute;
@@ -217,34 +220,98 @@ TEST(Trainer, LogitsAreThoseOfAForwardPass) {
 // The gradients of a step whose last pass failed on one rank are of a part of its batches: no rank takes the
 // step.
 TEST(Trainer, AnErrorInALaterMicroBatchEndsTheStepOfAllRanks) {
+  for (const Unused unused : {Unused::error, Unused::zeros})
+    test::run_ranks(Ranks::threads, 2, [unused](Rank& rank) {
+      BuildOptions options{.seed = 3};
+      options.reducer.unused = unused;
+      Built built(rank, {{"dp", 2}, {"tp", 1}}, options);
+      Trainer trainer(built.model, built.compute, {});
+      int passes = 0;
+      const HookHandle hook = built.model.model->get("layers.0.mlp")
+                                  .add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors&, Frame&) {
+                                    if (rank.rank == 1 && ++passes == 2)
+                                      throw Error(ErrorCode::bad_argument, "mine");
+                                  });
+      const Rows one(0, built.first(), built.rows()), two(1, built.first(), built.rows());
+      const TokenBatch both[] = {one.batch, two.batch};
+      const auto values = [&] {
+        std::vector<float> all;
+        for (const Parameter* p : built.model.parameters())
+          all.insert(all.end(), p->master().f32().begin(), p->master().f32().end());
+        return all;
+      };
+      const std::vector<float> before = values();
+      const std::string text = error_of([&] { trainer.step(both, 0.01); }).what();
+      if (rank.rank == 1)
+        EXPECT_EQ(text, "mine");
+      else
+        EXPECT_THAT(
+            text, testing::HasSubstr(
+                      unused == Unused::error
+                          ? "gradient_reducer: no backward pass used"
+                          : "gradient_reducer: the passes of dp rank 1 have failed; its own error says why"));
+      EXPECT_EQ(values(), before);
+      EXPECT_EQ(trainer.steps(), 0);
+      trainer.step(both, 0.01);  // the next one is as usual
+      EXPECT_EQ(trainer.steps(), 1);
+    });
+}
+
+// Ranks that call different functions learn of that, and not of a learning rate that one did not give.
+TEST(Trainer, DifferentFunctionsOnTheRanksAreNamed) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Built built(rank, {{"dp", 2}, {"tp", 1}});
     Trainer trainer(built.model, built.compute, {});
-    int passes = 0;
-    const HookHandle hook = built.model.model->get("layers.0.mlp")
-                                .add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors&, Frame&) {
-                                  if (rank.rank == 1 && ++passes == 2)
-                                    throw Error(ErrorCode::bad_argument, "mine");
-                                });
-    const Rows one(0, built.first(), built.rows()), two(1, built.first(), built.rows());
-    const TokenBatch both[] = {one.batch, two.batch};
-    const auto values = [&] {
-      std::vector<float> all;
-      for (const Parameter* p : built.model.parameters())
-        all.insert(all.end(), p->master().f32().begin(), p->master().f32().end());
-      return all;
+    const Rows rows(0, built.first(), built.rows());
+    const auto expect = [](const std::function<void()>& call) {
+      EXPECT_STREQ(
+          error_of(call).what(),
+          "trainer: which of step(), backward() and evaluate() was called is not the same on all ranks "
+          "of dp=2 x tp=1; expected the same");
     };
-    const std::vector<float> before = values();
-    const std::string text = error_of([&] { trainer.step(both, 0.01); }).what();
-    if (rank.rank == 1)
-      EXPECT_EQ(text, "mine");
-    else
-      EXPECT_THAT(text, testing::HasSubstr("gradient_reducer: no backward pass used"));
-    EXPECT_EQ(values(), before);
-    EXPECT_EQ(trainer.steps(), 0);
-    trainer.step(both, 0.01);  // the next one is as usual
-    EXPECT_EQ(trainer.steps(), 1);
+    const std::function<void()> step =
+                                    [&] {
+                                      trainer.step({&rows.batch, 1}, 0.01);
+                                    },
+                                backward =
+                                    [&] {
+                                      trainer.backward({&rows.batch, 1});
+                                    },
+                                evaluate = [&] {
+                                  trainer.evaluate({&rows.batch, 1});
+                                };
+    expect(rank.rank == 0 ? step : backward);
+    expect(rank.rank == 1 ? step : evaluate);
+    expect(rank.rank == 0 ? backward : evaluate);
+    EXPECT_EQ(trainer.calls().begun, 3);
+    EXPECT_EQ(trainer.calls().failed, 3);
+    step();
+    EXPECT_EQ(trainer.calls().begun, 4);
+    EXPECT_EQ(trainer.calls().failed, 3);
   });
+}
+
+// The same if the rank is killed there.
+TEST(Trainer, ARankThatIsKilledInALaterMicroBatchEndsTheStepOfAllRanks) {
+  for (const Unused unused : {Unused::error, Unused::zeros}) {
+    test::RankProcesses ranks(2, [unused](Rank& rank) {
+      BuildOptions options{.seed = 3};
+      options.reducer.unused = unused;
+      Built built(rank, {{"dp", 2}, {"tp", 1}}, options);
+      Trainer trainer(built.model, built.compute, {});
+      int passes = 0;
+      const HookHandle hook = built.model.model->get("layers.0.mlp")
+                                  .add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors&, Frame&) {
+                                    if (rank.rank == 1 && ++passes == 2) ::kill(::getpid(), SIGKILL);
+                                  });
+      const Rows one(0, built.first(), built.rows()), two(1, built.first(), built.rows());
+      const TokenBatch both[] = {one.batch, two.batch};
+      const Error e = error_of([&] { trainer.step(both, 0.01); });
+      EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+      EXPECT_EQ(trainer.steps(), 0);
+    });
+    ranks.finish({1});
+  }
 }
 
 TEST(Trainer, WhatDoesNotFitIsNamedOnAllRanks) {

@@ -2,6 +2,7 @@
 // from the newest whole checkpoint, or begins from another run's.
 #include "weft/models/training.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -238,6 +239,59 @@ TEST(Training, AHookThatFailsEndsAllRanks) {
     }
     EXPECT_EQ(job.trainer.steps(), 3);
   });
+}
+
+// A function of the plan that throws on one rank ends all ranks at once, wherever the others are then.
+TEST(Training, AFunctionOfThePlanThatFailsEndsAllRanks) {
+  const test::TemporaryFolder folder;
+  enum class Where { before_step, between_halves, after_step, before_evaluation, after_evaluation, extra };
+  for (const Where where : {Where::before_step, Where::between_halves, Where::after_step,
+                            Where::before_evaluation, Where::after_evaluation, Where::extra})
+    for (const DataForm form : {DataForm::ddp, DataForm::fsdp})
+      test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
+        Job job(rank, {.data = form, .seed = 3});
+        const auto fails = [&](Where here) {
+          if (rank.rank == 1 && here == where && job.trainer.steps() >= 2)
+            throw std::runtime_error("file not found");
+        };
+        TrainingPlan plan = job.plan(20);
+        plan.step = [&](std::int64_t step) {
+          fails(Where::before_step);
+          const Batch b = job.batch(step);
+          job.trainer.backward({&b, 1});
+          fails(Where::between_halves);
+          const Trainer::Result result = job.trainer.update(0.05);
+          fails(Where::after_step);
+          return result;
+        };
+        plan.evaluate_every = 1;
+        plan.evaluate = [&] {
+          fails(Where::before_evaluation);
+          const Batch b = job.batch(-1);
+          const Trainer::Evaluation found = job.trainer.evaluate({&b, 1});
+          fails(Where::after_evaluation);
+          return found;
+        };
+        plan.checkpoints = {.folder = folder.path(), .every_steps = 1, .check_replicas = false};
+        plan.checkpoints.extra = [&] {
+          fails(Where::extra);
+          return CheckpointExtra{};
+        };
+        const auto run = [&] { return train(job.trainer, plan).steps; };
+        if (rank.rank == 1) {
+          EXPECT_THAT(run, testing::ThrowsMessage<std::runtime_error>("file not found"));
+        } else {
+          const bool waits = where == Where::before_step || where == Where::between_halves ||
+                             where == Where::before_evaluation;
+          expect_error(ErrorCode::bad_argument,
+                       waits ? "trainer: another rank has given up; its own error says why"
+                             : "train: a hook failed on another rank; its own error says why",
+                       run);
+        }
+        // Nothing is left behind: the next step is that of a trainer that has not failed.
+        const Batch b = job.batch(5);
+        EXPECT_GT(job.trainer.step({&b, 1}, 0.05).loss, 0);
+      });
 }
 
 TEST(Training, ReplicasAreComparedBeforeACheckpoint) {

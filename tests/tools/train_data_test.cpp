@@ -295,6 +295,24 @@ TEST_F(TrainDataTest, EvaluatesOnWhatIsHeldOut) {
   EXPECT_EQ(column("two", "eval_loss"), one);
 }
 
+// Two evaluations after the first gain too little; an interrupted run goes on counting.
+TEST_F(TrainDataTest, EndsIfEvaluationsDoNotGain) {
+  const auto with = [&](Words more) {
+    const Words all{"--held-out", "0.2",          "--eval-every", "2",         "--patience",
+                    "2",          "--least-gain", "100",          "--metrics", file("m")};
+    more.insert(more.begin(), all.begin(), all.end());
+    return small(more);
+  };
+  const std::string end = "ended after step 6 of 20: 2 evaluations in a row without a lower loss than ";
+  ASSERT_EQ(run(with({"--ranks", "2"})), 0) << err();
+  EXPECT_THAT(out(), HasSubstr(end));
+  EXPECT_EQ(losses("m").size(), 6u);
+  ASSERT_EQ(run(with({"--save", file("run"), "--until", "4"})), 0) << err();
+  ASSERT_EQ(run(with({"--save", file("run"), "--resume"})), 0) << err();
+  EXPECT_THAT(out(), HasSubstr(end));
+  EXPECT_EQ(losses("m").size(), 6u);
+}
+
 // Rows without labels fill the last batch up: the mean is over the tokens that there are.
 TEST_F(TrainDataTest, TheMeanIsOverTheTokensWhateverTheBatch) {
   const auto loss_of = [&](const Words& more) {
@@ -468,6 +486,8 @@ TEST_F(TrainDataTest, RefusesEvaluationsOfNothing) {
   };
   expect({"--eval-every", "3"}, "--eval-every: needs --held-out or --held-out-file, to evaluate on");
   expect({"--eval-batches", "3"}, "--eval-batches: needs --held-out or --held-out-file, to evaluate on");
+  expect({"--patience", "2", "--held-out", "0.1"}, "--patience: needs --eval-every, which says when the run");
+  expect({"--least-gain", "2"}, "--least-gain: needs --patience, the evaluations that may gain less");
   expect({"--held-out", "1"}, "train: held-out is 1; expected 0 (nothing) or more, and less than 1");
   expect({"--held-out", "nan"}, "train: held-out is nan; expected 0 (nothing) or more, and less than 1");
   expect({"--held-out", "0.1", "--held-out-file", file("text")}, "expected one of them");

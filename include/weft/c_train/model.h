@@ -244,6 +244,15 @@ weft_status weft_model_save(const weft_model* model, const char* directory, int6
  * checkpoint. The checkpoint may also be one of a trainer, or of another mesh. `step`, which may be NULL,
  * becomes the checkpoint's step. Collective; blocks. */
 weft_status weft_model_load(weft_model* model, const char* directory, int64_t* step, weft_error* error);
+/* Begins a fine-tuning: reads the parameters and buffers of another run's checkpoint, and neither an
+ * optimizer nor averages. Call it before the trainer is made. `except`: patterns of paths (of parameters, or
+ * of modules) that keep their values, for a new head; `left_out`: the same for what only the checkpoint has.
+ * Both may be NULL with a count of 0. Tensors under older names (docs/checkpoints.md) are read. `step`, which
+ * may be NULL, becomes the checkpoint's step. Collective; blocks. Fails with WEFT_BAD_ARGUMENT on all ranks
+ * if an entry of `except` matches nothing in the model, or if the checkpoint does not fit. */
+weft_status weft_model_init_from(weft_model* model, const char* directory, const char* const* except,
+                                 int32_t except_count, const char* const* left_out, int32_t left_out_count,
+                                 int64_t* step, weft_error* error);
 
 #ifdef __cplusplus
 }

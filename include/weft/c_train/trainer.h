@@ -149,6 +149,9 @@ weft_status weft_trainer_evaluate(weft_trainer* trainer, const weft_batch* batch
  * WEFT_BAD_ARGUMENT if the trainer still has the gradients of an earlier weft_trainer_backward. */
 weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                                   weft_step_result* result, weft_error* error);
+/* Like weft_trainer_backward, for a model of any recipe. */
+weft_status weft_trainer_backward_batches(weft_trainer* trainer, const weft_batch* batches,
+                                          int32_t batch_count, weft_step_result* result, weft_error* error);
 /* Between the two halves, weft_trainer_gradients gives the gradient of each trained parameter, in the order
  * of the parameters, which is the same on all ranks. The gradients are reduced: each is the gradient of the
  * mean over all labels of the step. **count gets the number of gradients; if `room` is 0, the function gives
@@ -190,11 +193,81 @@ weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, 
  * what `evaluation_in` requests. No communication, but either all ranks must call it or none. */
 weft_status weft_trainer_swap_evaluation(weft_trainer* trainer, bool evaluation_in, weft_error* error);
 
-/* Like weft_model_save and weft_model_load, but including the state of the optimizer, the averages, and the
- * number of steps. Collective over the mesh; blocks. weft_trainer_load refuses a checkpoint of a model only,
- * or of another optimizer: the error lists the missing tensors. */
+/* Like weft_model_save and weft_model_load, but including the state of the optimizer, the averages, the
+ * number of steps, and what weft_trainer_train counts for its early end. Collective over the mesh; blocks.
+ * weft_trainer_load reads the newest whole checkpoint: if a newer one is broken, rank 0 logs a warning. It
+ * refuses a checkpoint of a model only, or of another optimizer: the error lists the missing tensors. */
 weft_status weft_trainer_save(const weft_trainer* trainer, const char* directory, weft_error* error);
 weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft_error* error);
+
+/* Why a training has ended. */
+typedef int32_t weft_training_ended;
+enum {
+  WEFT_ENDED_STEPS = 0,   /* the last step was taken */
+  WEFT_ENDED_STOP = 1,    /* weft_training_plan.stop asked for it */
+  WEFT_ENDED_PATIENCE = 2 /* the loss of evaluations did not fall any more */
+};
+
+typedef struct weft_training_end {
+  uint32_t struct_size;
+  weft_training_ended why;
+  int64_t steps;    /* of the trainer */
+  int32_t reason;   /* the largest number that `stop` gave on any rank; 0: none */
+  bool evaluated;   /* whether there was an evaluation */
+  double best_loss; /* the lowest of all evaluations, if there was one */
+} weft_training_end;
+#define WEFT_TRAINING_END_INIT \
+  { sizeof(weft_training_end), WEFT_ENDED_STEPS, 0, 0, false, 0 }
+
+/* The work of weft_trainer_train. The numbers and `folder` must be the same on all ranks. Each function is
+ * called on every rank, with `data`; those that are NULL, except `step`, are not called. A function that
+ * returns another status than WEFT_OK ends the training on all ranks: weft_trainer_train fails on this rank
+ * with that status and the error's text, and on the others with WEFT_BAD_ARGUMENT. */
+typedef struct weft_training_plan {
+  uint32_t struct_size;
+  int32_t keep; /* the newest so many checkpoints are kept; 0: all */
+  void* data;
+  int64_t steps; /* ends when the trainer has taken so many steps */
+  /* Takes the step with this number: calls weft_trainer_step or weft_trainer_step_batches, or a backward and
+   * weft_trainer_update. `result` has its initialiser, for that call. */
+  weft_status (*step)(void* data, int64_t step, weft_step_result* result, weft_error* error);
+  int64_t evaluate_every; /* evaluates after each step whose number is a multiple; 0: never */
+  /* Calls weft_trainer_evaluate once. `evaluation` has its initialiser. */
+  weft_status (*evaluate)(void* data, weft_evaluation* evaluation, weft_error* error);
+  /* Ends after so many evaluations in a row whose loss was not at least `least_gain` below the lowest before;
+   * 0: never. Checkpoints hold the count. */
+  int64_t patience;
+  double least_gain;
+  /* Asked after each step: a number above 0 in *reason, which is 0 before, on any rank ends the training on
+   * all ranks after this step. */
+  weft_status (*stop)(void* data, int32_t* reason, weft_error* error);
+  const char* folder;    /* of checkpoints; NULL: none */
+  int64_t save_every;    /* saves after each step whose number is a multiple; 0: not by steps */
+  double save_seconds;   /* saves if so many seconds have passed since the last checkpoint; 0: not by time */
+  bool not_at_end;       /* does not save after the last step */
+  bool wait_for_saves;   /* writes checkpoints at once, and not in the background */
+  bool no_replica_check; /* does not compare the replicas of all parameters before each checkpoint */
+  weft_status (*on_begin)(void* data, weft_error* error);
+  weft_status (*on_step)(void* data, const weft_step_result* result, weft_error* error);
+  weft_status (*on_evaluation)(void* data, const weft_evaluation* evaluation, weft_error* error);
+  /* when the checkpoint of this step is written; in the background: when its writing has begun */
+  weft_status (*on_checkpoint)(void* data, int64_t step, weft_error* error);
+  /* when all checkpoints are written */
+  weft_status (*on_end)(void* data, const weft_training_end* end, weft_error* error);
+} weft_training_plan;
+#define WEFT_TRAINING_PLAN_INIT                                                                         \
+  {                                                                                                     \
+    sizeof(weft_training_plan), 0, NULL, 0, NULL, 0, NULL, 0, 0, NULL, NULL, 0, 0, false, false, false, \
+        NULL, NULL, NULL, NULL, NULL                                                                    \
+  }
+
+/* A whole training: steps until the plan ends them, with evaluations, checkpoints and hooks. After each step
+ * the ranks exchange a few numbers, so that they end, and save, after the same step. A training that goes on
+ * after weft_trainer_load counts evaluations on from there. `end` may be NULL. Collective over the mesh;
+ * blocks. Fails with WEFT_BAD_ARGUMENT on all ranks if the plan differs between ranks or cannot be followed,
+ * with the errors of the plan's functions, of weft_check_replicas and of weft_trainer_save. */
+weft_status weft_trainer_train(weft_trainer* trainer, const weft_training_plan* plan, weft_training_end* end,
+                               weft_error* error);
 
 /* Gives a learning rate that rises linearly to `peak` over the first `warmup` steps, then falls along half a
  * cosine to `floor` at step `total`, and stays there. Steps count from 0. Needs 0 <= warmup < total and 0 <=

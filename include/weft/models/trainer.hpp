@@ -148,6 +148,18 @@ class Trainer {
   /// are none. No communication, but either all ranks must call it or none.
   void discard() noexcept;
 
+  /// Notifies the ranks that wait in step(), backward(), evaluate() or update() that this rank does not come:
+  /// they throw `trainer: another rank has given up; its own error says why`. For a program that has an error
+  /// of its own before such a call, for example because it could not read its batch: it calls give_up(), and
+  /// then throws. After a backward() the others wait in update(); gradients are dropped, as by discard().
+  /// train() does so for the functions of its plan. Does nothing more if ranks cannot communicate.
+  void give_up() noexcept;
+  /// How many calls of step(), backward(), update() and evaluate() have begun, and how many of them threw.
+  struct Calls {
+    std::int64_t begun = 0, failed = 0;
+  };
+  Calls calls() const noexcept { return calls_; }
+
   struct Evaluation {
     std::int64_t tokens = 0;  ///< as in Result
     /// The mean of the recipe's loss over these elements. A CrossEntropy has neither label smoothing nor
@@ -211,10 +223,11 @@ class Trainer {
   using Batches = std::variant<std::span<const TokenBatch>, std::span<const Batch>>;
   std::vector<Batch> plain(const Batches& batches) const;
   std::int64_t agree(const Batches& batches, std::optional<double> lr, std::vector<Batch>& placed,
-                     bool averages = false) const;
-  void agree_on_rate(double lr) const;
+                     bool averages = false, bool gives_up = false) const;
+  void agree_on_rate(double lr, bool gives_up = false) const;
   Result take_step(const Batches& batches, double lr);
   Result take_backward(const Batches& batches, std::optional<double> lr);
+  Result first_half(const Batches& batches, std::optional<double> lr);
   Evaluation evaluate_any(const Batches& batches);
   Module& loss() const { return own_loss_ ? *own_loss_ : *model_->loss; }
   Module& plain_loss() {
@@ -242,6 +255,7 @@ class Trainer {
   // In a pipeline: by the number of micro-batches, negative for forward passes alone, and the loss.
   std::map<std::pair<int, const Module*>, std::unique_ptr<Pipeline>> pipelines_;
   std::int64_t steps_ = 0;
+  Calls calls_;
   std::optional<LossScaler> scaler_;
   std::unique_ptr<Ema> ema_;       // null: none
   bool finite_ = true;             // whether scaler_ found the gradients of pending_ finite

@@ -43,8 +43,8 @@ struct TrainingEnd {
   std::optional<double> best_loss = std::nullopt;
 };
 
-/// The work of train(). Functions that are empty are not called. Hooks are called on every rank; what a hook
-/// throws ends the training on all ranks.
+/// The work of train(). Functions that are empty are not called. All are called on every rank; what one of
+/// them throws ends the training on all ranks.
 struct TrainingPlan {
   std::int64_t steps = 0;  ///< ends when Trainer::steps() is this
   /// Takes the next step, whose number is given: calls Trainer::step(), or backward() and update(), with the
@@ -53,7 +53,7 @@ struct TrainingPlan {
 
   /// Evaluates after each step whose number is a multiple; 0: never.
   std::int64_t evaluate_every = 0;
-  std::function<Trainer::Evaluation()> evaluate = {};  ///< calls Trainer::evaluate()
+  std::function<Trainer::Evaluation()> evaluate = {};  ///< calls Trainer::evaluate() once
   /// Ends after so many evaluations in a row whose loss was not at least `least_gain` below the lowest
   /// before; 0: never. Checkpoints hold the count.
   std::int64_t patience = 0;
@@ -77,9 +77,10 @@ struct TrainingPlan {
 /// Trains: takes steps until the plan ends them. After each step the ranks exchange a few numbers, so that
 /// they end, and save, after the same step, whatever a rank's clock, signals or hooks say. Collective over
 /// the model's mesh. Throws bad_argument on all ranks if the plan differs between ranks or cannot be
-/// followed, the errors of plan.step() and plan.evaluate(), and those of check_replicas() and of saves. If a
-/// hook throws, that rank throws its error, and the others throw `train: a hook failed on another rank; its
-/// own error says why`.
+/// followed, the errors of plan.step() and plan.evaluate(), and those of check_replicas() and of saves. If
+/// another function of the plan throws, that rank throws its error, and others throw `train: a hook failed
+/// on another rank; its own error says why`. If plan.step() or plan.evaluate() throws on a rank before it has
+/// called the Trainer, the others throw the error of Trainer::give_up().
 ///
 ///     TrainingPlan plan{.steps = 1000};
 ///     plan.step = [&](std::int64_t step) { return trainer.step(batches_of(step), schedule.at(step)); };

@@ -54,7 +54,8 @@ struct AcPolicy {
 /// Returns the paths of the modules that run again, in the order of the tree. Call it after parallelize() and
 /// before fully_shard() or GradientReducer. No communication. Throws bad_argument before anything changes:
 /// for a pattern that matches no module, a selection without any module, `every` below 1, full without
-/// patterns, a selected module inside another, or a module of `root` that runs again already.
+/// patterns, a selected module inside another, or a module of `root` that runs again already. If a module
+/// around `root` runs again, the first backward throws bad_argument that names the module inside.
 std::vector<std::string> apply_ac(Module& root, const AcPolicy& policy);
 
 /// Numbers of bytes on this rank.

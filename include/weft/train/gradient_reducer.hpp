@@ -76,8 +76,8 @@ class GradientReducer {
   /// until the gradients are zeroed.
   void finish();
   /// finish() on a rank whose passes have failed, so that its gradients are not those of the step, whole or
-  /// in part. With Unused::error finish() throws on all other ranks: no backward pass of this rank used any
-  /// parameter. Gradients are not usable afterwards. Does not throw.
+  /// in part. finish() throws on all other ranks: this rank used no parameter (Unused::error), or its passes
+  /// have failed (Unused::zeros). Gradients are not usable afterwards. Does not throw.
   void give_up() noexcept;
 
   const Options& options() const noexcept { return options_; }

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <thread>
 
-#include "capi/handle/call_out.hpp"
+#include "capi/call_out.hpp"
 #include "capi/handles.hpp"
 
 namespace weft::capi {

@@ -1,7 +1,7 @@
 #include "capi/transport/host_channel.hpp"
 
 #include "base/errors/caught.hpp"
-#include "capi/handle/call_out.hpp"
+#include "capi/call_out.hpp"
 
 namespace weft::capi {
 

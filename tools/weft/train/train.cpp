@@ -50,7 +50,8 @@ struct Flags {
   int keep = 0;
   std::string resume = "no";
   bool overwrite = false, async_save = true;
-  std::int64_t eval_every = 0, eval_batches = 0;
+  std::int64_t eval_every = 0, eval_batches = 0, patience = 0;
+  double least_gain = 0;
   std::int64_t hash_every = 0;
   std::string hash_file, values_of, values_file;
   std::function<std::string(int size)> effective;  // the whole configuration of so many ranks, as a file
@@ -227,7 +228,7 @@ int train_on_a_rank(Flags flags) {
   ProcessGroup& group = part ? *part : all;
   Training trainer(group, config, found.resume);
   const bool speaks = group.rank() == 0;
-  if (found.resume) trainer.resume(flags.save);
+  const CheckpointExtra resumed = found.resume ? trainer.resume(flags.save) : CheckpointExtra{};
 
   const std::int64_t first = trainer.next_step(),
                      until = flags.until < 0 ? config.steps : std::min(flags.until, config.steps);
@@ -262,6 +263,9 @@ int train_on_a_rank(Flags flags) {
   std::optional<weft::Trainer::Evaluation> evaluated;
   std::int64_t evaluated_at = -1;  // the number of steps taken
   plan.evaluate_every = flags.eval_every;
+  plan.patience = flags.patience;
+  plan.least_gain = flags.least_gain;
+  plan.resumed = resumed;
   double evaluating = 0;  // seconds, which do not count for the speed
   plan.evaluate = [&] {
     const auto start = Clock::now();
@@ -300,15 +304,20 @@ int train_on_a_rank(Flags flags) {
       log->step(v, holds_out && (last || (flags.eval_every > 0 && (r.step + 1) % flags.eval_every == 0)));
     bar.show({r.step, r.loss, v.lr, r.grad_norm, rate, v.memory_mib, v.peak_share});
   };
-  const int stopped = train(trainer.trainer(), plan).reason;  // the signal
+  const TrainingEnd end = train(trainer.trainer(), plan);
+  const int stopped = end.reason;  // the signal
+  const bool gave_up = end.why == TrainingEnded::patience;
   if (holds_out && stopped == 0 && evaluated_at != trainer.next_step()) plan.on_evaluation(plan.evaluate());
   if (log) log->finish();
   bar.finish();
-  contents.finish(stopped == 0 && !losses.empty());
+  contents.finish(stopped == 0 && !gave_up && !losses.empty());
   if (speaks && stopped != 0)
     fmt::print(
         "stopped by SIG{} after step {} of {}{}\n", sigabbrev_np(stopped), trainer.next_step(), until,
         flags.save.empty() ? ": nothing is saved, for want of --save" : ": --resume goes on from here");
+  if (speaks && gave_up)
+    fmt::print("ended after step {} of {}: {} evaluation{} in a row without a lower loss than {:.4f}\n",
+               trainer.next_step(), until, flags.patience, flags.patience == 1 ? "" : "s", *end.best_loss);
   if (speaks && !losses.empty()) say_memory(trainer.memory());
   if (speaks && !losses.empty()) say_balance(trainer.balance());
   if (speaks && !losses.empty())
@@ -358,6 +367,10 @@ void check_together(const Flags& flags) {
        {std::pair{"--eval-every", flags.eval_every}, {"--eval-batches", flags.eval_batches}})
     if (value > 0 && !flags.config.source.holds_out())
       throw CLI::ValidationError(flag, "needs --held-out or --held-out-file, to evaluate on");
+  if (flags.patience > 0 && flags.eval_every == 0)
+    throw CLI::ValidationError("--patience", "needs --eval-every, which says when the run is evaluated");
+  if (flags.least_gain > 0 && flags.patience == 0)
+    throw CLI::ValidationError("--least-gain", "needs --patience, the evaluations that may gain less");
   if (!flags.hash_file.empty() && flags.hash_every == 0)
     throw CLI::ValidationError("--hash-file", "needs --hash-every, which says in which steps");
   if (flags.values_of.empty() != flags.values_file.empty())
@@ -430,6 +443,10 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
       ->check(number_at_least(0));
   option("--eval-batches", flags->eval_batches, "... on as many of its batches, from its first on; 0: on all")
       ->check(number_at_least(0));
+  option("--patience", flags->patience,
+         "... and end after as many evaluations in a row without a lower loss; 0: never")
+      ->check(number_at_least(0));
+  option("--least-gain", flags->least_gain, "... lower by at least this much")->check(number_between(0, 1e6));
   option("--hash-every", flags->hash_every,
          "Every so many steps, a line for each gradient and each parameter, with a hash of all its elements: "
          "the same on any mesh that gives the same bits; 0: none")

@@ -210,7 +210,10 @@ void arrange_tables(ConfigFile& file) {
                         {"held_out_file", "held-out-file"},
                         {"document_end", "document-end"},
                         {"draw", "draw"}});
-  file.arrange("eval", {{"every", "eval-every"}, {"batches", "eval-batches"}});
+  file.arrange("eval", {{"every", "eval-every"},
+                        {"batches", "eval-batches"},
+                        {"patience", "patience"},
+                        {"least_gain", "least-gain"}});
   file.arrange("checkpoint", {{"folder", "save"},
                               {"every", "save-every"},
                               {"minutes", "save-minutes"},

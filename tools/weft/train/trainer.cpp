@@ -477,16 +477,17 @@ weft::Trainer::Evaluation Training::evaluate(std::int64_t most_batches) {
 }
 
 // The samples of a checkpoint that does not say how many it has drawn: those of its steps.
-void Training::resume(const std::filesystem::path& directory) {
-  const CheckpointInfo info = trainer_.load_newest(directory);
+CheckpointExtra Training::resume(const std::filesystem::path& directory) {
+  CheckpointInfo info = trainer_.load_newest(directory);
   const auto found = info.extra.find(kSamplesDrawn);
   samples_ = trainer_.steps() * config_.global_batch;
-  if (found == info.extra.end()) return;
+  if (found == info.extra.end()) return std::move(info.extra);
   const auto drawn = parse_integer<std::int64_t>(found->second);
   if (!drawn || *drawn < 0)
     bad_training(fmt::format("resume: \"{}\" of the checkpoint is \"{}\"; expected a number of samples",
                              kSamplesDrawn, found->second));
   samples_ = *drawn;
+  return std::move(info.extra);
 }
 
 std::string identity_of(const TrainConfig& config) {

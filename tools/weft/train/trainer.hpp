@@ -132,8 +132,8 @@ class Training {
   weft::Trainer& trainer() noexcept { return trainer_; }
   CheckpointExtra extra() const;
   /// Loads the newest whole checkpoint of `directory`: parameters, optimizer, step. look_at_save_folder
-  /// checks whether it belongs to this run. Collective.
-  void resume(const std::filesystem::path& directory);
+  /// checks whether it belongs to this run. Gives what the checkpoint says of the run. Collective.
+  CheckpointExtra resume(const std::filesystem::path& directory);
 
   int threads() const noexcept { return compute_.threads(); }
   const DeviceMesh& mesh() const noexcept { return parts_.mesh; }
