@@ -30,7 +30,7 @@ def test_every_function():
     used = {f"weft_{name}" for name in re.findall(r"\blib\.(\w+)", source)}
     other = {  # by the functions for any recipe; logits are of tokens
         "weft_transformer_create", "weft_transformer_create_from_text", "weft_model_text", "weft_trainer_create", "weft_trainer_step", "weft_trainer_backward",
-        "weft_cosine_rate", "weft_model_logits",
+        "weft_cosine_rate", "weft_model_logits", "weft_router_sums",
         "weft_model_parameter_layout", "weft_model_parameter_dlpack", "weft_model_parameter_dlpack_versioned", "weft_model_set_parameter_from_dltensor",
         "weft_compute_threads"}
     assert set(_train_api.FUNCTIONS) - used - WITHOUT == other
