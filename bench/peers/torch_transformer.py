@@ -103,9 +103,19 @@ def by_weft(model, text, rate, steps):
         yield trainer.step(train.Batch(inputs, targets), rate(step)).loss
 
 
-def timed(losses):
-    began = time.perf_counter()
-    return list(losses), time.perf_counter() - began
+def in_turns(*trainings):
+    """The losses of each training, and its seconds. They take turns step by step: other load meets all."""
+    losses, seconds = [[] for _ in trainings], [0.0] * len(trainings)
+    more = True
+    while more:
+        for at, training in enumerate(trainings):
+            began = time.perf_counter()
+            loss = next(training, None)
+            seconds[at] += time.perf_counter() - began
+            more = loss is not None
+            if more:
+                losses[at].append(loss)
+    return losses, seconds
 
 
 def main():
@@ -123,8 +133,7 @@ def main():
         model.save(folder)
         weft.checkpoint.export(folder, folder + "/model.safetensors")
         values = read_safetensors(folder + "/model.safetensors")
-    ours, our_time = timed(by_weft(model, text, rate, flags.steps))
-    theirs, their_time = timed(by_torch(values, text, rate, flags.steps))
+    (ours, theirs), (our_time, their_time) = in_turns(by_weft(model, text, rate, flags.steps), by_torch(values, text, rate, flags.steps))
     print(f"torch {torch.__version__}, {flags.threads} thread(s), {flags.steps} steps of {BATCH} x {SEQUENCE} tokens")
     for step, (a, b) in enumerate(zip(ours[:10], theirs[:10])):
         print(f"step {step}: weft {a:.7f}  torch {b:.7f}  apart {abs(a - b):.1e}")
