@@ -144,7 +144,7 @@ def public_symbols(declared, defined):
 def own_users(build):
     """weft's programs and plug-ins in a build that are installed."""
     users = [build / "bin/weft", *sorted((build / "lib/weft").glob("libweft_backend_*.so"))]
-    for benchmarks in ("*_bench", "*_collectives", "mpi_collectives_*[a-z]"):
+    for benchmarks in ("*_bench", "*_collectives", "mpi_collectives_*[a-z]", "mpi_experts_*[a-z]"):
         users += sorted(u for u in (build / "bin").glob(benchmarks) if u.name not in STAY_IN_THE_BUILD)
     return [u for u in users if u.exists() and not u.name.endswith(".root")]
 

@@ -24,6 +24,7 @@
 #include <memory>
 #include <numeric>
 
+#include "choices.hpp"
 #include "inputs.hpp"
 #include "program.hpp"
 #include "turns.hpp"
@@ -36,9 +37,6 @@
 
 namespace weft::bench {
 namespace {
-
-constexpr std::int64_t kExperts = 8;
-constexpr int kTopK = 2;
 
 struct RowsSize {
   std::int64_t tokens, width;
@@ -65,14 +63,6 @@ std::int64_t tokens_from(const std::string& text) {
   return n;
 }
 
-// Two different experts for each token, by its number among all.
-std::int32_t choice_of(std::int64_t token, int k) {
-  const auto first = static_cast<std::int32_t>((number(kProbe, 2 * token) + 0.5f) * kExperts);
-  if (k == 0) return std::min<std::int32_t>(first, kExperts - 1);
-  const auto step = 1 + static_cast<std::int32_t>((number(kProbe, 2 * token + 1) + 0.5f) * (kExperts - 1));
-  return (choice_of(token, 0) + std::min<std::int32_t>(step, kExperts - 1)) % kExperts;
-}
-
 // Everything of a dispatch that is made once for a layer and used in forward and backward.
 struct Rows {
   Rows(RankOfBench& rank, const RowsSize& s)
@@ -93,26 +83,15 @@ struct Rows {
     local_x = compute.make({s.tokens, s.width}, DType::bf16);
     std::memcpy(local_x.data(), x.data(), static_cast<std::size_t>(x.bytes()));
     results_of = compute.make({routes->rows(), s.width}, DType::bf16, Memory::shared);
-    // For the bare calls, the rows that each rank sends to each rank.
     for (const bool each_choice : {false, true}) {
-      std::vector<std::int64_t> sent(static_cast<std::size_t>(group.size())), came(sent);
-      for (int from = 0; from < group.size(); ++from)
-        for (std::int64_t t = from * s.tokens; t < (from + 1) * s.tokens; ++t)
-          for (int to = 0; to < group.size(); ++to) {
-            if (!each_choice && to == from) continue;
-            std::int64_t rows_of = 0;
-            for (int k = 0; k < kTopK; ++k)
-              rows_of += choice_of(t, k) >= parts[static_cast<std::size_t>(to)] &&
-                         choice_of(t, k) < parts[static_cast<std::size_t>(to) + 1];
-            if (!each_choice) rows_of = std::min<std::int64_t>(rows_of, 1);
-            if (from == group.rank()) sent[static_cast<std::size_t>(to)] += rows_of * s.width;
-            if (to == group.rank()) came[static_cast<std::size_t>(from)] += rows_of * s.width;
-          }
-      bare.push_back({compute.zeros({std::accumulate(sent.begin(), sent.end(), std::int64_t{0})}, DType::bf16,
-                                    Memory::shared),
-                      compute.zeros({std::accumulate(came.begin(), came.end(), std::int64_t{0})}, DType::bf16,
-                                    Memory::shared),
-                      sent, came});
+      ChoiceCounts counts = counts_of_choices(s.tokens, group.rank(), group.size(), each_choice);
+      for (auto* list : {&counts.sent, &counts.came})
+        for (std::int64_t& count : *list) count *= s.width;
+      const auto zeros = [&](const std::vector<std::int64_t>& of) {
+        return compute.zeros({std::accumulate(of.begin(), of.end(), std::int64_t{0})}, DType::bf16,
+                             Memory::shared);
+      };
+      bare.push_back({zeros(counts.sent), zeros(counts.came), counts.sent, counts.came});
     }
   }
   // Results are given back first: the bare call has its buffers, too.

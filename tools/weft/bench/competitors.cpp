@@ -207,6 +207,8 @@ const std::vector<std::string>& known_peers() {
   return names;
 }
 
+Competitor mpi_launcher(const Options& o, const std::string& name) { return mpi_job(o, name, true); }
+
 std::vector<Competitor> all_peers(const Options& o) {
   std::vector<Competitor> all;
   for (const std::string& name : known_peers()) {

@@ -29,6 +29,9 @@ const std::vector<std::string>& known_peers();
 /// backends that do not exist.
 std::vector<Competitor> competitors(const Options& o, const std::string& op);
 
+/// The start of a job of one of the MPIs ("openmpi", "mpich", "intelmpi"), without its program; `missing`: as
+/// above.
+Competitor mpi_launcher(const Options& o, const std::string& name);
 /// The peers, each with the part that is missing here, if any: its programs, its launcher, its Python module.
 std::vector<Competitor> all_peers(const Options& o);
 
