@@ -61,6 +61,7 @@ CASES = {  # what is called -> what the error says
     "weft.Reducer(mesh, [('w', 3, 'f32', 'sum')]).is_ready(2**32)": f"i is {2**32}; expected a number of 32 bits",
     "weft.Reducer(mesh, [('w', 3, 'f32', 'sum'), ('w', 3)])": "entries[1] has 2 parts; expected (name, shape, dtype, op)",
     "weft.Reducer(mesh, ['w'])": "entries[0] is of type str; expected (name, shape, dtype, op)",
+    "context.group_in(weft.Store.local(), 0, 1, order='sorted')": "order is 'sorted'; expected one of 'native', 'canonical'",
     "weft.Sampler(group, 10, 2)": "axis is of type Group; expected a weft.Mesh",
     "weft.Sampler(mesh, 2**70, 2)": f"population is {2**70}; expected a number of 64 bits",
     "weft.Sampler(mesh, 10, 2).batch('x')": "step is 'x'; expected a whole number",

@@ -209,7 +209,7 @@ class weft_reducer_entry(Structure):
 
 class weft_group_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("backend", c_char_p), ("name", c_char_p), ("deadline_ns", c_int64), ("progress", c_int32),
-    ("process_rank", c_int32)]
+    ("process_rank", c_int32), ("order", c_int32)]
 
 
 class weft_traits(Structure):

@@ -6,6 +6,7 @@ from ._arguments import choice, text
 from ._handle import Handle, Made, blocking
 from ._library import lib
 from .group import Group
+from .operations import ORDERS
 from .store import Store
 from .traits import read_traits
 from .transport import group_over
@@ -53,7 +54,7 @@ class Context(Handle):
         made = choice(kind, {"numpy": arrays.SharedTensor.numpy, "torch": arrays.SharedTensor.torch, "dlpack": lambda shared: shared}, "kind")
         return made(arrays.SharedTensor(self, shape, dtypes.of(dtype)))
 
-    def group(self, *, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
+    def group(self, *, backend=None, name=None, deadline=None, progress="caller", order="native", process_rank=None):
         """The group of all processes of a job: `python -m weft.run`, torchrun, mpirun or srun say in the
         environment who takes part; without them it is a group of one. Blocks until all ranks have called
         it.
@@ -62,24 +63,25 @@ class Context(Handle):
         share this host, else the MPI under whose mpirun the program runs, else gloo. Or "shm", "gloo",
         "mpi-openmpi", "mpi-mpich", "nccl" by name. deadline: seconds, of each call and of this one; None:
         five minutes. progress: "thread" for a helper thread that carries on calls while the program
-        computes.
+        computes. order: "canonical" gives every reduction of the group the canonical order, so that all
+        transports give the same bits (exact mode needs it).
         """
-        return self._make(lib.group_from_env, (), backend, name, deadline, progress, process_rank)
+        return self._make(lib.group_from_env, (), backend, name, deadline, progress, order, process_rank)
 
-    def group_in(self, store, rank, size, *, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
+    def group_in(self, store, rank, size, *, backend=None, name=None, deadline=None, progress="caller", order="native", process_rank=None):
         """The group of `size` ranks that meet in `store` (weft.store), threads or processes; this one is
         rank `rank`. Processes of one rank each give process_rank=0; None: all ranks are threads of this
         process."""
-        return self._make(lib.group_create, (errors.instance(store, Store, "store", none=True), errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress, process_rank)
+        return self._make(lib.group_create, (errors.instance(store, Store, "store", none=True), errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress, order, process_rank)
 
-    def group_at(self, host, port, rank, size, *, secret=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
+    def group_at(self, host, port, rank, size, *, secret=None, backend=None, name=None, deadline=None, progress="caller", order="native", process_rank=None):
         """A group of processes that meet by TCP: rank 0 serves at host:port, and the others join there.
         Off loopback all need the same secret."""
         return self._make(lib.group_create_tcp, (text(host, "host"), errors.integer(port, "port"), text(secret, "secret"),
                                                          errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress,
-                          process_rank)
+                          order, process_rank)
 
-    def group_by_broadcast(self, broadcast, rank, size, *, host=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
+    def group_by_broadcast(self, broadcast, rank, size, *, host=None, backend=None, name=None, deadline=None, progress="caller", order="native", process_rank=None):
         """The group of ranks that another library connects already: `broadcast` of a memoryview copies
         rank 0's bytes to the others. `host`: an address of rank 0's host that the others reach; None: all
         are on one host."""
@@ -98,34 +100,35 @@ class Context(Handle):
         try:
             return self._make(lib.group_create_by_broadcast, (text(host, "host"), errors.integer(rank, "rank"), errors.integer(size, "size"), function,
                                                                      None), backend, name, deadline, progress,
-                              process_rank)
+                              order, process_rank)
         except errors.Error as error:
             if failure:
                 raise error from failure.pop()
             raise
 
-    def group_over(self, transport, store, rank, size, *, name=None, deadline=None, process_rank=None):
+    def group_over(self, transport, store, rank, size, *, name=None, deadline=None, order="native", process_rank=None):
         """The group of `size` ranks that meet in `store` and talk over `transport`, a weft.Transport of
         the program's own, from which weft composes all operations. Calls go on while a thread of the rank
         is inside of weft."""
-        return group_over(self, transport, store, rank, size, self._group_options(None, name, deadline, "caller", process_rank))
+        return group_over(self, transport, store, rank, size, self._group_options(None, name, deadline, "caller", order, process_rank))
 
     def backend_traits(self, backend):
         """The Traits of a backend by its name, before there is a group; loads it where it must."""
         return read_traits(lib.backend_traits, self, text(backend, "backend"))
 
     @staticmethod
-    def _group_options(backend, name, deadline, progress, process_rank):
+    def _group_options(backend, name, deadline, progress, order, process_rank):
         options = _api.make(_api.weft_group_options)
         options.backend, options.name = text(backend, "backend"), text(name, "name")
         options.deadline_ns = errors.nanoseconds(deadline, "deadline")
         options.progress = choice(progress, PROGRESS, "progress")
+        options.order = choice(order, ORDERS, "order")
         if process_rank is not None:
             options.process_rank = errors.integer(process_rank, "process_rank")
         return options
 
-    def _make(self, function, before, backend, name, deadline, progress, process_rank):
-        options = self._group_options(backend, name, deadline, progress, process_rank)
+    def _make(self, function, before, backend, name, deadline, progress, order, process_rank):
+        options = self._group_options(backend, name, deadline, progress, order, process_rank)
         made = Made(lib.group_destroy)
         blocking(function, self, *before, ctypes.byref(options), ctypes.byref(made), keep=self._log)
         return Group(made, self)

@@ -1,5 +1,6 @@
 // Groups in C. Comments in c/group.h say which functions block.
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 
 #include "capi/group_handles.hpp"
@@ -8,6 +9,7 @@
 
 using weft::ErrorCode;
 using weft::Membership;
+using weft::Order;
 using weft::ProcessGroup;
 using weft::Traits;
 namespace capi = weft::capi;
@@ -15,7 +17,7 @@ namespace capi = weft::capi;
 namespace {
 
 constexpr std::size_t kGroupOptionsFirstBytes = 40;
-static_assert(sizeof(weft_group_options) == kGroupOptionsFirstBytes);
+static_assert(offsetof(weft_group_options, order) == kGroupOptionsFirstBytes);
 constexpr std::size_t kTraitsFirstBytes = 296;
 static_assert(sizeof(weft_traits) == kTraitsFirstBytes);
 
@@ -92,6 +94,8 @@ weft_group_options group_options(const char* function, const weft_group_options*
   limit(function, o.deadline_ns, "options->deadline_ns");
   if (o.progress != WEFT_PROGRESS_CALLER && o.progress != WEFT_PROGRESS_THREAD)
     wrong("progress", o.progress, "0 (WEFT_PROGRESS_CALLER) or 1 (WEFT_PROGRESS_THREAD)");
+  if (o.order != WEFT_ORDER_NATIVE && o.order != WEFT_ORDER_CANONICAL)
+    wrong("order", o.order, "0 (WEFT_ORDER_NATIVE) or 1 (WEFT_ORDER_CANONICAL)");
   if (o.process_rank < -1) wrong("process_rank", o.process_rank, "-1 or more");
   return o;
 }
@@ -104,6 +108,7 @@ Membership membership(int rank, int size, int process_rank, const weft_group_opt
   if (options.deadline_ns > 0) m.deadline = Duration(options.deadline_ns);
   m.process_rank = options.process_rank >= 0 ? options.process_rank : process_rank;
   m.progress = static_cast<Progress>(options.progress);
+  m.order = static_cast<Order>(options.order);
   return m;
 }
 

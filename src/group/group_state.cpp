@@ -644,7 +644,7 @@ void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexce
   s.reduce.kind = call.options.op.kind;
   s.reduce.scale = call.options.op.scale;
   s.reduce.user = call.options.op.user;
-  s.order = r.reduces ? call.options.order : Order::native;
+  s.order = r.reduces ? std::max(call.options.order, member.order) : Order::native;
   s.in = have.in;
   s.in_count = have.in_count;
   s.out = have.out;

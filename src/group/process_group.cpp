@@ -39,6 +39,8 @@ void check_membership(const Membership& m) {
   if (m.size > 1 && m.store == nullptr) wrong("store is null; ranks have nowhere to meet");
   if (m.deadline <= Duration::zero())
     wrong(fmt::format("deadline is {} ns; expected more than 0", m.deadline.count()));
+  if (m.order != Order::native && m.order != Order::canonical)
+    wrong(fmt::format("order is {}; expected 0 (native) or 1 (canonical)", static_cast<int>(m.order)));
 }
 
 // Exchanges values through the Store, for a transport that does not move host memory: all[r] becomes `mine`
@@ -131,8 +133,15 @@ ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factor
                                       : m.store->add(fmt::format("weft/{}/generation/{}", m.name, m.rank), 1,
                                                      Deadline::after(m.deadline));
   const std::string token = fmt::format("weft/{}#{}", m.name, generation);
-  return ProcessGroup(new_group(context, factory, m, token, m.size,
-                                Origin{.hosts = std::make_shared<HostTable>(context, m, token)}));
+  ProcessGroup made(new_group(context, factory, m, token, m.size,
+                              Origin{.hosts = std::make_shared<HostTable>(context, m, token)}));
+  if (m.order == Order::canonical && made.traits().device && !made.traits().native_is_canonical)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("group \"{}\": order is canonical, but backend {} adds in an order of its own, and "
+                    "weft composes no reductions of memory of a device",
+                    m.name, made.backend()));
+  return made;
 }
 
 ProcessGroup::ProcessGroup(ProcessGroup&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {
@@ -159,6 +168,11 @@ Context& ProcessGroup::context() const { return given(state_, "context").context
 std::string_view ProcessGroup::backend() const { return given(state_, "backend").backend_name(); }
 
 const Traits& ProcessGroup::traits() const { return given(state_, "traits").traits(); }
+
+Order ProcessGroup::order() const {
+  const GroupState& group = given(state_, "order");
+  return group.traits().native_is_canonical ? Order::canonical : group.member.order;
+}
 
 Work ProcessGroup::submit(const Call& c) {
   if (state_ == nullptr) [[unlikely]]

@@ -35,11 +35,11 @@ void freeze(Module& model, const std::vector<std::string>& patterns) {
 }
 
 void expect_exact(Module& model, const BuildOptions& options, const ParallelModel& built) {
-  if (built.mesh.size() > 1 && !built.mesh.group().traits().native_is_canonical)
+  if (built.mesh.size() > 1 && built.mesh.group().order() != Order::canonical)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("exact: the transport of group \"{}\" adds in an order of its own; expected one "
-                            "that adds in canonical order, such as shm",
-                            built.mesh.group().name()));
+                fmt::format("exact: group \"{}\" adds in the order of its transport, {}; expected a group "
+                            "whose Membership has order = canonical",
+                            built.mesh.group().name(), built.mesh.group().backend()));
   if (const auto axes = built.tensor.each_axis(); options.tensor.sequence_parallel && axes.size() > 1) {
     std::string names;
     for (const DeviceMesh& axis : axes)

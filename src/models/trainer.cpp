@@ -319,6 +319,7 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
     wrong(model_->tokens
               ? fmt::format("no label of the step counts (all are {})", CrossEntropy::kIgnore)
               : "nothing in the step counts: no row has a target; expected 1 element or more on all ranks");
+  if (WEFT_MUTANT("loss_of_own_labels")) return std::max<std::int64_t>(valid * data.size(), 1);
   return sum;
 }
 
@@ -483,7 +484,7 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
       off.emplace(model_->reducer->no_sync());
     std::int64_t first = 0;
     for (std::size_t i = 0; i < all.size() && !model_->stages; ++i) {
-      if (i + 1 == all.size()) off.reset();
+      if (i + 1 == all.size() || WEFT_MUTANT("reduced_each_time")) off.reset();
       Frame frame(*compute_, {.seed = options_.seed,
                               .step = steps_,
                               .micro_batch = static_cast<std::int64_t>(i),
@@ -508,7 +509,8 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
   model_->finish();
   if (earlier) earlier->add_to_last();
   for (const DeviceMesh& axes : model_->axes_of_equal_rows())  // of parameters that are whole there
-    if (axes.size() > 1) reduce_gradients(optimizer_->parameters(), axes, {.compute = compute_});
+    if (axes.size() > 1 && !WEFT_MUTANT("norms_unreduced"))
+      reduce_gradients(optimizer_->parameters(), axes, {.compute = compute_});
   for (const Tensor& loss : losses) of_batches.push_back(loss_of_all(*model_, *compute_, loss));
   return std::accumulate(of_batches.begin(), of_batches.end(), 0.0);
 }
@@ -565,8 +567,11 @@ Trainer::Result Trainer::apply(double lr) {
   else if (model_->stages)
     result.grad_norm = norm_of_stages(parameters);
   else
-    result.grad_norm = options_.max_norm > 0 ? clip_grad_norm(parameters, options_.max_norm, 2,
-                                                              options_.non_finite, compute_, model_->exact)
+    result.grad_norm = options_.max_norm > 0 ? clip_grad_norm(parameters,
+                                                              WEFT_MUTANT("clip_by_ranks")
+                                                                  ? options_.max_norm / model_->mesh.size()
+                                                                  : options_.max_norm,
+                                                              2, options_.non_finite, compute_, model_->exact)
                                              : grad_norm(parameters, 2, compute_, model_->exact);
   result.skipped = !std::isfinite(result.grad_norm);
   if (result.skipped && options_.non_finite == NonFinite::error && !(scaler_ && !finite_))

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "base/mutant.hpp"
 #include "nn/exact/sums.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
@@ -72,7 +73,8 @@ LayoutRef looked_up(const Module& module, const Tensor& tokens, const Parameter&
 // The rows of the global table that this rank holds.
 kernels::VocabPart rows_of(const Tensor& w) {
   if (w.layout() == nullptr) return w.size(0);
-  return {w.layout()->parts().front().offset[0], w.size(0), w.layout()->global[0]};
+  return {WEFT_MUTANT("embedding_from_row_0") ? 0 : w.layout()->parts().front().offset[0], w.size(0),
+          w.layout()->global[0]};
 }
 
 Shape with_dim(Shape shape, std::int64_t dim) {

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 
+#include "base/mutant.hpp"
 #include "mesh/boxes.hpp"
 #include "nn/history.hpp"
 #include "weft/base/error.hpp"
@@ -21,13 +22,13 @@ void fill_normal(const Tensor& value, const Shape& global, std::string_view path
                  std::uint64_t seed) {
   const RandomStream stream(seed, path);
   float* const all = value.f32().data();
-  each_run(global, value.layout(), value.shape(),
-           [&](std::int64_t start, std::int64_t place, std::int64_t count) {
-             float* const out = all + place;
-             stream.normal(static_cast<std::uint64_t>(start), count, out);
-             for (std::int64_t i = 0; i < count; ++i)
-               out[i] = static_cast<float>(how.mean + how.std * static_cast<double>(out[i]));
-           });
+  each_run(
+      global, value.layout(), value.shape(), [&](std::int64_t start, std::int64_t place, std::int64_t count) {
+        float* const out = all + place;
+        stream.normal(static_cast<std::uint64_t>(WEFT_MUTANT("values_by_place") ? place : start), count, out);
+        for (std::int64_t i = 0; i < count; ++i)
+          out[i] = static_cast<float>(how.mean + how.std * static_cast<double>(out[i]));
+      });
 }
 
 // Throws bad_argument if a cast would change the number.

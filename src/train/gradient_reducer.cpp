@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/hash.hpp"
+#include "base/mutant.hpp"
 #include "dp/missing.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/replica_bits.hpp"
@@ -345,7 +346,7 @@ void GradientReducer::make_reducers() {
     std::vector<BucketEntry>& entries = reduced_[slot.set]->entries;
     slot.entry = entries.size();
     entries.push_back({slot.parameter->path(), slot.parameter->master().count(), DType::f32,
-                       slot.op.value_or(ReduceOp::sum)});
+                       WEFT_MUTANT("gradients_averaged") ? ReduceOp::avg : slot.op.value_or(ReduceOp::sum)});
   }
   if (reduced_.size() > 1 && options_.hook.start) {  // layouts are the same on all ranks, which all throw
     for (Slot& slot : slots_) slot.set = kNoSet;

@@ -60,6 +60,47 @@ TEST_P(Gloo, RandomCallsGiveWhatTheyShould) {
 }
 
 // Each socket and each epoll of this process is closed where it executes a program.
+// A group whose Membership has the canonical order adds as shm does, in each form of a call and in subgroups.
+TEST_P(Gloo, AGroupInCanonicalOrder) {
+  constexpr std::size_t kCount = 3000;
+  const auto body = [](Rank& r) {
+    std::mt19937 random(static_cast<unsigned>(1 + r.rank));
+    std::vector<float> x(kCount), native(kCount), expected(kCount);
+    for (float& v : x) v = std::normal_distribution<float>()(random);
+    Membership member = r.membership("native");
+    ProcessGroup plain = ProcessGroup::create(r.context, "gloo", member);
+    EXPECT_EQ(plain.order(), Order::native);
+    plain.all_reduce(x, native).wait();
+    plain.all_reduce(x, expected, {.order = Order::canonical}).wait();
+    EXPECT_NE(native, expected);  // otherwise this test says nothing
+    member.name = "canonical";
+    member.order = Order::canonical;
+    ProcessGroup group = ProcessGroup::create(r.context, "gloo", member);
+    EXPECT_EQ(group.order(), Order::canonical);
+    const auto expect = [&](const char* how, const std::vector<float>& y) { EXPECT_EQ(y, expected) << how; };
+    std::vector<float> y(kCount);
+    group.all_reduce(x, y).wait();
+    expect("all_reduce", y);
+    std::ranges::fill(y, 0.0f);
+    group.reduce(x, y, 0).wait();
+    if (r.rank == 0) expect("reduce", y);
+    std::ranges::fill(y, 0.0f);
+    group.coalesced({call::all_reduce(x, y)}).wait();
+    expect("coalesced", y);
+    std::ranges::fill(y, 0.0f);
+    PersistentCall bound = group.make(call::all_reduce(x, y));
+    bound.start().wait();
+    expect("a persistent call", y);
+    std::ranges::fill(y, 0.0f);
+    ProcessGroup again = group.duplicate();
+    EXPECT_EQ(again.order(), Order::canonical);
+    again.all_reduce(x, y).wait();
+    expect("a duplicate", y);
+    group.barrier().wait();
+  };
+  run_ranks(GetParam(), 5, body, gloo());
+}
+
 TEST_P(Gloo, ProgramsThatAreExecutedInheritNoConnection) {
   run_ranks(
       GetParam(), 3,

@@ -17,6 +17,25 @@ static float sum_over(weft_group* group, float x) {
 /* Properties of a group -------------------------------------------------------------------------------------
  */
 
+/* Options of a group that are wrong; a canonical order, which shm has anyway. */
+static void orders(rank_args* a) {
+  weft_group_options options = WEFT_GROUP_OPTIONS_INIT;
+  weft_group* group = NULL;
+  options.order = 2;
+  CHECK_ERROR(weft_group_create(a->context, a->store, a->rank, a->size, &options, &group, &error),
+              WEFT_BAD_ARGUMENT,
+              "weft_group_create: options->order is 2; expected 0 (WEFT_ORDER_NATIVE) or 1 "
+              "(WEFT_ORDER_CANONICAL)");
+  options.order = WEFT_ORDER_CANONICAL;
+  OK(weft_group_create(a->context, a->store, a->rank, a->size, &options, &group, &error));
+  int32_t x = a->rank + 1;
+  const weft_buffer b = {&x, 1, WEFT_I32, WEFT_CPU};
+  OK(weft_all_reduce(group, &b, &b, NULL, NULL, &error));
+  CHECK(x == 3);
+  weft_group_destroy(group);
+}
+static void test_orders(void) { run_ranks(2, orders); }
+
 static void tells(rank_args* a) {
   weft_group_options options = WEFT_GROUP_OPTIONS_INIT;
   weft_group* group = NULL;
@@ -392,6 +411,7 @@ static void test_wrong_arguments(void) {
 
 int main(void) {
   test_tells();
+  test_orders();
   test_traits_sizes();
   test_derived();
   test_tcp();

@@ -14,6 +14,7 @@
 #include <fstream>
 #include <thread>
 
+#include "backends/plugins/forwarding_backend.hpp"
 #include "base/text/plain_streams.hpp"
 #include "group/group_state.hpp"
 #include "support/processes.hpp"
@@ -538,6 +539,33 @@ TEST_F(Group, AForkedChildIsToldAtItsFirstCall) {
   w.wait();
 }
 
+// weft composes no reductions of a device's memory, so such a transport cannot add in canonical order.
+TEST_F(Group, CanonicalOrderOnADevice) {
+  class OnADevice final : public ForwardingBackend {
+   public:
+    explicit OnADevice(std::unique_ptr<Backend> inner)
+        : ForwardingBackend(std::move(inner)), traits_(this->inner().traits()) {
+      traits_.name = "gpu";
+      traits_.device = true;
+      traits_.native_is_canonical = false;
+    }
+    const Traits& traits() const noexcept override { return traits_; }
+
+   private:
+    Traits traits_;
+  };
+  const auto factory = [inner = recording.factory()](const GroupInit& init) {
+    return std::make_unique<OnADevice>(inner(init));
+  };
+  Membership m = membership(1);
+  EXPECT_EQ(ProcessGroup::create(context, factory, m).order(), Order::native);
+  m.order = Order::canonical;
+  expect_error(ErrorCode::unsupported,
+               "group \"x\": order is canonical, but backend gpu adds in an order of its own, and weft "
+               "composes no reductions of memory of a device",
+               [&] { ProcessGroup::create(context, factory, m); });
+}
+
 TEST_F(Group, CreateSaysWhatIsWrong) {
   const auto expect = [&](const char* text, const std::function<void(Membership&)>& change) {
     const Error e = create_error(change);
@@ -550,6 +578,8 @@ TEST_F(Group, CreateSaysWhatIsWrong) {
   expect("group \"x\": store is null; ranks have nowhere to meet", [](Membership& m) { m.store = nullptr; });
   expect("group \"x\": deadline is 0 ns; expected more than 0", [](Membership& m) { m.deadline = 0s; });
   expect("group \"x\": deadline is -5 ns; expected more than 0", [](Membership& m) { m.deadline = -5ns; });
+  expect("group \"x\": order is 2; expected 0 (native) or 1 (canonical)",
+         [](Membership& m) { m.order = static_cast<Order>(2); });
   expect_error(ErrorCode::bad_argument,
                "group \"x\": the factory is empty; expected a function that makes a backend",
                [&] { ProcessGroup::create(context, BackendFactory(), membership()); });

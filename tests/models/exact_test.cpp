@@ -41,6 +41,7 @@ struct Case {
   int first = 0, last = kSteps;
   std::optional<double> loss_scale = {};
   std::filesystem::path load = {}, save = {};  // before the first step, after the last
+  test::RankOptions ranks = {};
 };
 
 TransformerConfig small(std::int64_t kv_heads = 4) {
@@ -97,42 +98,45 @@ struct Rows {
 Bits run(const Case& c, std::int64_t rows = kRows) {
   Bits bits;
   std::mutex mutex;
-  test::run_ranks(Ranks::threads, c.mesh.size(), [&](Rank& rank) {
-    Compute compute(rank.context, c.threads);
-    const DeviceMesh mesh(rank.group(), c.mesh);
-    BuildOptions options = c.build;
-    options.exact = c.exact;
-    options.seed = 3;
-    ParallelModel model = build_parallel_model(c.model, mesh, compute, options);
-    Trainer::Options training{.max_norm = 0.5};
-    if (c.loss_scale) training.loss_scale = LossScaler::Options{.scale = *c.loss_scale};
-    Trainer trainer(model, compute, training);
-    Bits own;
-    if (!c.load.empty()) trainer.load(c.load);
-    for (int step = c.first; step < c.last; ++step) {
-      const std::int64_t here = rows / model.data.size();
-      std::vector<std::unique_ptr<Rows>> all;
-      std::vector<TokenBatch> batches;
-      for (int i = 0; i < c.micro_batches; ++i) {
-        all.push_back(std::make_unique<Rows>(step, i * rows + here * model.data.rank(), here, rows));
-        batches.push_back(all.back()->batch);
-      }
-      const Trainer::Result passes = trainer.backward(batches);
-      const auto name = [&](std::string_view what) { return fmt::format("step {}: {}", step, what); };
-      own.push_back({name("loss"), bits_of(std::span<const double>(&passes.loss, 1))});
-      for (Parameter* p : model.parameters())
-        own.push_back({name("gradient of " + p->path()), whole(p->gradient())});
-      const Trainer::Result result = trainer.update(0.01);
-      own.push_back({name("norm"), bits_of(std::span<const double>(&result.grad_norm, 1))});
-      for (Parameter* p : model.parameters()) own.push_back({name(p->path()), whole(p->master())});
-      const double held_out = trainer.evaluate(batches).loss;
-      own.push_back({name("evaluation"), bits_of(std::span<const double>(&held_out, 1))});
-    }
-    if (!c.save.empty()) trainer.save(c.save);
-    const std::lock_guard lock(mutex);
-    if (bits.empty()) bits = own;
-    EXPECT_TRUE(own == bits) << c.name << ", rank " << rank.rank << " has other bits than the first";
-  });
+  test::run_ranks(
+      Ranks::threads, c.mesh.size(),
+      [&](Rank& rank) {
+        Compute compute(rank.context, c.threads);
+        const DeviceMesh mesh(rank.group(), c.mesh);
+        BuildOptions options = c.build;
+        options.exact = c.exact;
+        options.seed = 3;
+        ParallelModel model = build_parallel_model(c.model, mesh, compute, options);
+        Trainer::Options training{.max_norm = 0.5};
+        if (c.loss_scale) training.loss_scale = LossScaler::Options{.scale = *c.loss_scale};
+        Trainer trainer(model, compute, training);
+        Bits own;
+        if (!c.load.empty()) trainer.load(c.load);
+        for (int step = c.first; step < c.last; ++step) {
+          const std::int64_t here = rows / model.data.size();
+          std::vector<std::unique_ptr<Rows>> all;
+          std::vector<TokenBatch> batches;
+          for (int i = 0; i < c.micro_batches; ++i) {
+            all.push_back(std::make_unique<Rows>(step, i * rows + here * model.data.rank(), here, rows));
+            batches.push_back(all.back()->batch);
+          }
+          const Trainer::Result passes = trainer.backward(batches);
+          const auto name = [&](std::string_view what) { return fmt::format("step {}: {}", step, what); };
+          own.push_back({name("loss"), bits_of(std::span<const double>(&passes.loss, 1))});
+          for (Parameter* p : model.parameters())
+            own.push_back({name("gradient of " + p->path()), whole(p->gradient())});
+          const Trainer::Result result = trainer.update(0.01);
+          own.push_back({name("norm"), bits_of(std::span<const double>(&result.grad_norm, 1))});
+          for (Parameter* p : model.parameters()) own.push_back({name(p->path()), whole(p->master())});
+          const double held_out = trainer.evaluate(batches).loss;
+          own.push_back({name("evaluation"), bits_of(std::span<const double>(&held_out, 1))});
+        }
+        if (!c.save.empty()) trainer.save(c.save);
+        const std::lock_guard lock(mutex);
+        if (bits.empty()) bits = own;
+        EXPECT_TRUE(own == bits) << c.name << ", rank " << rank.rank << " has other bits than the first";
+      },
+      c.ranks);
   return bits;
 }
 
@@ -373,7 +377,22 @@ TEST(Exact, RefusesALossWithoutARule) {
   });
 }
 
-TEST(Exact, RefusesATransportWithAnOrderOfItsOwn) {
+TEST(Exact, OverOtherTransports) {
+  const auto messages = [](Case& c) {
+    c.ranks.factory = test::masked(test::messages_only());
+    c.ranks.order = Order::canonical;
+  };
+  expect_same_bits(
+      {on(1, 1), with(on(2, 2), "by messages", messages), with(fsdp(on(4, 1)), "by messages", messages)});
+}
+
+TEST(Exact, OverGloo) {
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
+  const auto gloo = [](Case& c) { c.ranks.backend = "gloo", c.ranks.order = Order::canonical; };
+  expect_same_bits({on(1, 1), with(on(2, 2, true), "gloo", gloo), with(fsdp(on(4, 1)), "gloo", gloo)});
+}
+
+TEST(Exact, RefusesAGroupWithAnOrderOfItsOwn) {
   test::RankOptions masked;
   masked.factory = test::masked(test::some());
   const auto body = [](Rank& rank) {
@@ -382,9 +401,8 @@ TEST(Exact, RefusesATransportWithAnOrderOfItsOwn) {
     BuildOptions options;
     options.exact = Exact::yes;
     EXPECT_EQ(test::error_text([&] { build_parallel_model(small(), mesh, compute, options); }),
-              "bad_argument: exact: the transport of group \"world\" adds in an order of its own; expected "
-              "one that adds in "
-              "canonical order, such as shm");
+              "bad_argument: exact: group \"world\" adds in the order of its transport, masked; expected "
+              "a group whose Membership has order = canonical");
   };
   test::run_ranks(Ranks::threads, 2, body, masked);
 }

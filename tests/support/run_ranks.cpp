@@ -112,6 +112,7 @@ Membership Rank::membership(const std::string& name) const {
   m.size = size;
   m.name = name;
   m.deadline = options.deadline;
+  m.order = options.order;
   return m;
 }
 

@@ -24,7 +24,8 @@ struct RankOptions {
   Duration limit = std::chrono::seconds(60);     ///< of the whole body
   TestHooks hooks = {};
   std::string backend = "shm";
-  BackendFactory factory;  ///< where set, instead of `backend`
+  BackendFactory factory;       ///< where set, instead of `backend`
+  Order order = Order::native;  ///< of the group's reductions
   ContextOptions context;
 };
 

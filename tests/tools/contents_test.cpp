@@ -35,6 +35,15 @@ TEST(Contents, TheFirstDifferenceOfAStep) {
   EXPECT_EQ(shown(first_difference(run(), run(2, 1.5, "x", "x"))), "step 1 gradient w");
   EXPECT_EQ(shown(first_difference(run(), run(2.5, 1.5, "x", "x"))), "step 1 the loss");
   EXPECT_EQ(shown(first_difference(run(0.0), run(-0.0))), "step 1 the loss") << "bits, not values";
+  RunContents other = run(2.5);
+  other.hashes.insert(other.hashes.begin() + 2, {{1, "activation", "layers.0"}, "33"});
+  RunContents others = other;
+  others.hashes[2].hash = "44";
+  EXPECT_EQ(shown(first_difference(other, others)), "step 1 activation layers.0");
+  other.hashes.push_back({{1, "state", "w.exp_avg"}, "55"});
+  others = other;
+  others.hashes.back().hash = "66";
+  EXPECT_EQ(shown(first_difference(other, others)), "step 1 state w.exp_avg");
   RunContents fewer = run();
   fewer.hashes.pop_back();
   EXPECT_EQ(shown(first_difference(run(), fewer)), "step 1 parameter w");

@@ -929,10 +929,42 @@ TEST_F(TrainTest, ExactParity) {
     return lines;
   };
   const std::string one = hashes({});
-  EXPECT_EQ(std::count(one.begin(), one.end(), '\n'), 2 * 12) << one;
+  const auto lines_of = [&](const std::string& kind) {
+    int count = 0;
+    for (std::size_t at = 0; (at = one.find("step 1 " + kind + " ", at)) != std::string::npos; ++at) ++count;
+    return count;
+  };
+  EXPECT_EQ(lines_of("gradient"), 12) << one;
+  EXPECT_EQ(lines_of("parameter"), 12) << one;
+  EXPECT_EQ(lines_of("state"), 3 * 12) << one;  // two moments and a count of steps
+  for (const char* module : {"model", "layers.0.attention", "layers.0.attention.q_proj", "norm"})
+    EXPECT_EQ(lines_of(fmt::format("activation {}", module)), 1) << module << "\n" << one;
   EXPECT_EQ(hashes({"--ranks", "2", "--tp", "2"}), one);
   EXPECT_EQ(hashes({"--ranks", "2", "--pp", "2", "--pipeline", "gpipe"}), one);
   EXPECT_NE(hashes({"--seed", "2"}), one);
+}
+
+// Runs over several transports, and runs that stop on one mesh and go on on another.
+TEST_F(TrainTest, ExactParityOverTransportsAndOfResumedRuns) {
+  std::ofstream(folder_ / "model.toml") << "text = '" << file("text")
+                                        << "'\nseq = 32\nbatch = 4\nsteps = 4\nlr = 0.01\n[model]\ndim = 32\n"
+                                           "layers = 1\nheads = 4\nkv_heads = 2\nffn_hidden = 48\n";
+  const Words parity{"parity", "--exact", "--config", file("model.toml")};
+  const auto with = [&](const Words& more) {
+    Words words = parity;
+    words.insert(words.end(), more.begin(), more.end());
+    return run(words);
+  };
+  ASSERT_EQ(with({"--meshes", "1x1,2x1,fsdp:2x1,1x1>2x2", "--resume"}), 0) << out() << err();
+  EXPECT_THAT(out(), HasSubstr("EXACT: 1x1, 2x1, fsdp:2x1, 1x1>2x2, 2x1>2x2 have the same bits"));
+  EXPECT_THAT(out(), HasSubstr("12 gradients, 12 parameters and 36 tensors"));
+  EXPECT_EQ(with({"--meshes", "1x1,2x1>1x2", "--compare", "1"}), 1);
+  EXPECT_EQ(err(), "weft: parity: compare is 1; expected 2 or more for 2x1>1x2, which stops in the middle\n");
+  EXPECT_EQ(with({"--meshes", "1x1,2x1", "--backends", "shm,nothing"}), 1);
+  EXPECT_THAT(err(), HasSubstr("parity: training on dp x tp = 2x1 nothing ended with "));
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
+  ASSERT_EQ(with({"--meshes", "1x1,4x1,2x1>1x2", "--backends", "shm,gloo"}), 0) << out() << err();
+  EXPECT_THAT(out(), HasSubstr("EXACT: 1x1, 4x1 shm, 4x1 gloo, 2x1>1x2 shm, 2x1>1x2 gloo have the same"));
 }
 
 // The options of parity are those of its runs: another optimizer gives other losses than AdamW.
@@ -971,8 +1003,9 @@ TEST_F(TrainTest, ValuesOfATensorThatIsNoneAreAnError) {
                        file("values")})),
             2);
   EXPECT_THAT(err(),
-              HasSubstr("train: --values-of is \"gradient nope\"; expected gradient or parameter, a blank, "
-                        "and the path of a parameter that is trained in the last step"));
+              HasSubstr("train: --values-of is \"gradient nope\"; expected activation, gradient, "
+                        "parameter or state, a blank, and a path that the last step has, as in \"gradient "
+                        "norm.weight\""));
 }
 
 TEST_F(TrainTest, ExactModeRefusesWithTheArithmetic) {

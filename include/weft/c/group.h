@@ -29,9 +29,12 @@ typedef struct weft_group_options {
   /* The number of this rank within its process, if ranks are threads. -1: the default that each function
    * below states. */
   int32_t process_rank;
+  /* WEFT_ORDER_CANONICAL: every reduction of the group and of its subgroups has the canonical order, also if
+   * its weft_call_options say native. Then every transport gives the same bits, as exact mode needs. */
+  weft_order order;
 } weft_group_options;
 #define WEFT_GROUP_OPTIONS_INIT \
-  { sizeof(weft_group_options), NULL, NULL, 0, WEFT_PROGRESS_CALLER, -1 }
+  { sizeof(weft_group_options), NULL, NULL, 0, WEFT_PROGRESS_CALLER, -1, WEFT_ORDER_NATIVE }
 
 /* The functions that make groups. Each of them blocks until all ranks have called it. After `deadline_ns` it
  * fails with WEFT_TIMEOUT; the text names the missing ranks. All ranks must give the same options, except for

@@ -37,6 +37,9 @@ struct Membership {
   /// the number of this rank within its process, if threads are ranks; -1: equal to `rank`
   int process_rank = -1;
   Progress progress = Progress::caller;
+  /// Order::canonical: every reduction of the group and of its subgroups has the canonical order, also if its
+  /// CallOptions say native. Then every transport gives the same bits, as exact mode needs (docs/exact.md).
+  Order order = Order::native;
 
   /// Reads the environment that `weft run`, torchrun, Open MPI's mpirun, Hydra's mpirun (MPICH) or srun has
   /// set. WEFT_STORE names the store if the launcher's variables do not suffice (docs/rendezvous.md). Without
@@ -95,6 +98,9 @@ class ProcessGroup {
   const std::string& name() const;
   Context& context() const;
   std::string_view backend() const;
+  /// Order::canonical if every reduction of the group has the canonical order: because Membership::order says
+  /// so, or because it is the transport's own.
+  Order order() const;
   /// The operations that the transport performs itself, and its guarantees.
   const Traits& traits() const;
   explicit operator bool() const noexcept { return state_ != nullptr; }

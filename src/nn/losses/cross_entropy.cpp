@@ -9,6 +9,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/mutant.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "nn/exact/loss.hpp"
 #include "nn/losses/checks.hpp"
@@ -127,7 +128,8 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
                                  terms.data_ptr<double>(), tokens, classes, valid.data_ptr<std::int64_t>(),
                                  label_smoothing_);
   }
-  if (!split.empty()) terms = of_all_parts(terms, tokens_lie, logits.layout()->mesh().submesh(split));
+  if (!split.empty() && !WEFT_MUTANT("loss_of_own_classes"))
+    terms = of_all_parts(terms, tokens_lie, logits.layout()->mesh().submesh(split));
   const Tensor softmax = frame.compute().make({tokens, kernels::kSoftmaxTerms}, DType::f64);
   const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(losses::loss_layout(tokens_lie));
   if (frame.exact())

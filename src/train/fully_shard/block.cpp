@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/mutant.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "nn/history.hpp"
 #include "weft/base/error.hpp"
@@ -132,7 +133,8 @@ std::uint64_t ShardBlock::version() const {
 void ShardBlock::start_gather(ProcessGroup* neighbours, Use use) {
   if (!cuts() || gathered_ || gathering_) return;
   use_ = use;
-  if (part_ && version_ != version()) part_ = {};  // the optimizer has been there
+  if (part_ && version_ != version() && !WEFT_MUTANT("stale_shards"))
+    part_ = {};  // the optimizer has been there
   version_ = version();
   if (part_ && neighbours != nullptr) {
     whole_ = from_neighbours(*neighbours);
@@ -174,7 +176,7 @@ Tensor ShardBlock::from_neighbours(ProcessGroup& neighbours) {
 
 void ShardBlock::gather(ProcessGroup* neighbours, Use use) {
   if (!cuts()) return;
-  const bool current = version_ == version() && (!two_sets_ || use_ == use);
+  const bool current = (version_ == version() || WEFT_MUTANT("stale_shards")) && (!two_sets_ || use_ == use);
   if (gathered_ && current) return;
   if (gathering_ && !current) {  // begun before the optimizer's step, or for the other pass
     gathering_->finish();
@@ -324,7 +326,9 @@ void ShardBlock::start_reduce() {
                                 : p.compute().make(reducer.whole_layout(i)->local_shape()));
     clear(wholes[i], p.compute());
   }
-  const ReduceOp op = unused_ == Unused::zeros ? ReduceOp::sum : op_.value_or(ReduceOp::sum);
+  const ReduceOp op = WEFT_MUTANT("shards_averaged") ? ReduceOp::avg
+                      : unused_ == Unused::zeros     ? ReduceOp::sum
+                                                     : op_.value_or(ReduceOp::sum);
   if (in_place)
     reducing_.emplace(reducer.start_reduce_scatter(std::exchange(gradients_, {}), op));
   else

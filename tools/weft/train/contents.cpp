@@ -46,7 +46,12 @@ std::string content_values(const Tensor& tensor) {
       for (const Box& box : layout->parts(rank))
         j["ranks"].push_back(
             {{"rank", rank}, {"offset", extents(box.offset)}, {"shape", extents(box.shape)}});
-  for (const float x : all.f32()) j["bits"].push_back(std::bit_cast<std::uint32_t>(x));
+  const auto bytes = static_cast<std::size_t>(size_bytes(all.dtype()));
+  for (std::size_t i = 0; i < static_cast<std::size_t>(all.count()); ++i) {
+    std::uint64_t bits = 0;  // of an element of any dtype
+    std::memcpy(&bits, all.data() + i * bytes, bytes);
+    j["bits"].push_back(bits);
+  }
   return j.dump();
 }
 
@@ -66,22 +71,25 @@ std::vector<RunContents::Hash> read_contents(const std::string& text, const std:
   return hashes;
 }
 
-// In the order in which a step makes its values: the loss, the gradients, their norm, the parameters.
+// In the order in which a step makes its values: the activations, the loss, the gradients, their norm, the
+// parameters, the state of the optimizer.
 std::optional<ContentDifference> first_difference(const RunContents& a, const RunContents& b) {
   auto of_a = a.hashes.begin(), of_b = b.hashes.begin();
   for (std::size_t step = 0; step < a.losses.size(); ++step) {
     const auto number = static_cast<std::int64_t>(step);
-    if (step >= b.losses.size() || !same_bits(a.losses[step], b.losses[step]))
-      return ContentDifference{number, "the loss", {}};
     const auto differs = [&](std::string_view kind) -> std::optional<ContentDifference> {
       for (; of_a != a.hashes.end() && of_a->name.step == number && of_a->name.kind == kind; ++of_a, ++of_b)
         if (of_b == b.hashes.end() || !(of_a->name == of_b->name) || of_a->hash != of_b->hash)
           return ContentDifference{number, "", of_a->name};
       return {};
     };
+    if (const auto d = differs("activation")) return d;
+    if (step >= b.losses.size() || !same_bits(a.losses[step], b.losses[step]))
+      return ContentDifference{number, "the loss", {}};
     if (const auto d = differs("gradient")) return d;
     if (!same_bits(a.norms[step], b.norms[step])) return ContentDifference{number, "the gradient norm", {}};
     if (const auto d = differs("parameter")) return d;
+    if (const auto d = differs("state")) return d;
   }
   return {};
 }
@@ -90,7 +98,7 @@ namespace {
 
 struct Values {
   std::vector<std::int64_t> shape;
-  std::vector<std::uint32_t> bits;
+  std::vector<std::uint64_t> bits;
   struct Part {
     int rank;
     std::vector<std::int64_t> offset, shape;
@@ -111,7 +119,7 @@ struct Values {
 
 Values read_values(const std::string& text, const std::string& where) {
   const nlohmann::json j = parse_json(text, where + ": it");
-  Values v{j.at("shape"), j.value("bits", std::vector<std::uint32_t>{}), {}};
+  Values v{j.at("shape"), j.value("bits", std::vector<std::uint64_t>{}), {}};
   for (const auto& part : j.at("ranks"))
     v.parts.push_back({part.at("rank"), part.at("offset"), part.at("shape")});
   return v;

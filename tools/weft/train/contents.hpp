@@ -17,7 +17,8 @@ namespace weft::tools {
 /// A tensor in a step.
 struct ContentName {
   std::int64_t step = 0;
-  std::string kind, path;  ///< "gradient" or "parameter"; the parameter's path
+  std::string kind,
+      path;  ///< "activation", "gradient", "parameter" or "state"; a module's or parameter's path
   friend bool operator==(const ContentName&, const ContentName&) = default;
 };
 

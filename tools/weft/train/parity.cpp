@@ -37,7 +37,9 @@ const std::vector<std::string> kMeshes{"1x1", "2x1", "1x2", "2x2", "1x4"},
 struct Flags {
   TrainConfig config;
   std::vector<std::string> meshes;  // empty: kMeshes, or kExactMeshes
-  std::int64_t compared = 0;        // 0: 50, or all if there are fewer
+  std::vector<std::string> backends{"auto"};
+  bool resume = false;
+  std::int64_t compared = 0;  // 0: 50, or all if there are fewer
   double tolerance = 1e-5;
   std::int64_t every = 5;
   std::string json;
@@ -48,6 +50,14 @@ struct Mesh {
   std::string data = "ddp";
   int dp = 1, tp = 1;
   bool sequence_parallel = false;
+  int ranks() const noexcept { return dp * tp; }
+};
+
+// A training of one column: on `mesh` over a transport, or first on `before` and then resumed on `mesh`.
+struct Run {
+  Mesh mesh;
+  std::optional<Mesh> before;
+  std::string backend, name;
 };
 
 // "2x1", "fsdp:2x1", "sp:1x2", "sp:fsdp:2x2"
@@ -66,6 +76,31 @@ Mesh parse(const std::string& text) {
         ErrorCode::bad_argument,
         fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\"", text));
   return {text, data, *dp, *tp, sequence_parallel};
+}
+
+// "2x1", or "2x1>1x2": stopped in the middle on the first mesh and resumed on the second.
+Run parse_run(const std::string& text) {
+  const std::size_t sign = text.find('>');
+  if (sign == std::string::npos) return {parse(text), {}, "auto", text};
+  return {parse(text.substr(sign + 1)), parse(text.substr(0, sign)), "auto", text};
+}
+
+// The columns. Each mesh of several ranks is trained over each of several transports; one rank needs none.
+std::vector<Run> runs_of(const Flags& flags) {
+  std::vector<Run> meshes, runs;
+  for (const std::string& text : flags.meshes) meshes.push_back(parse_run(text));
+  if (flags.resume && meshes.size() > 1)
+    meshes.push_back(parse_run(fmt::format("{}>{}", meshes[1].mesh.text, meshes.back().mesh.text)));
+  for (const Run& run : meshes) {
+    const bool alone = run.mesh.ranks() == 1 && (!run.before || run.before->ranks() == 1);
+    for (const std::string& backend : flags.backends) {
+      Run& added = runs.emplace_back(run);
+      added.backend = backend;
+      if (flags.backends.size() > 1 && !alone) added.name = fmt::format("{} {}", run.name, backend);
+      if (alone) break;
+    }
+  }
+  return runs;
 }
 
 // The configuration of the run on a mesh.
@@ -118,11 +153,6 @@ std::string read_file(const std::filesystem::path& file) {
   return read_regular_file(file.string(), fmt::format("parity: \"{}\":", file.string()), kMostOfRun);
 }
 
-// The files that a run writes.
-struct RunFiles {
-  std::filesystem::path metrics, hashes, values;
-};
-
 // Reads the losses and norms of a run from its metrics.
 void read_metrics(const std::filesystem::path& file, RunContents& to) {
   FileIn in(file);
@@ -142,36 +172,79 @@ void read_metrics(const std::filesystem::path& file, RunContents& to) {
   }
 }
 
-// Trains on a mesh. `values_of`: of which tensor the values of the last step are wanted.
-RunContents run_on(const Mesh& mesh, const Flags& flags, const std::filesystem::path& model,
-                   const RunFiles& files, const std::string& values_of = "") {
-  std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string(), "train",
-                                   "--config", model.string()};
-  const std::vector<std::string> words = to_words(config_on(mesh, flags.config));
-  command.insert(command.end(), words.begin(), words.end());
-  command.insert(command.end(), {"--data", mesh.data, "--dp", std::to_string(mesh.dp), "--tp",
-                                 std::to_string(mesh.tp), "--until", std::to_string(flags.compared),
-                                 "--metrics", files.metrics.string(), "--progress", "none"});
-  if (flags.config.exact)
-    command.insert(command.end(), {"--hash-every", "1", "--hash-file", files.hashes.string()});
-  if (!values_of.empty())
-    command.insert(command.end(), {"--values-of", values_of, "--values-file", files.values.string()});
-  fmt::print("dp x tp = {}: {} steps on {} rank{} …\n", mesh.text, flags.compared, mesh.dp * mesh.tp,
-             mesh.dp * mesh.tp == 1 ? "" : "s");
-  std::fflush(stdout);
-  const int status = launch({.ranks = mesh.dp * mesh.tp, .tag_output = true}, command);
-  if (status != 0)
-    throw Error(ErrorCode::system,
-                fmt::format("parity: training on dp x tp = {} ended with {}", mesh.text, status));
-  RunContents contents;
-  read_metrics(files.metrics, contents);
-  if (static_cast<std::int64_t>(contents.losses.size()) != flags.compared)
-    throw Error(ErrorCode::system, fmt::format("parity: {} losses on dp x tp = {}; expected {}",
-                                               contents.losses.size(), mesh.text, flags.compared));
-  if (flags.config.exact)
-    contents.hashes = read_contents(read_file(files.hashes), "parity: " + files.hashes.string());
-  return contents;
-}
+// Trains once and compares nothing. The folder `files` is this run's own.
+class Runner {
+ public:
+  Runner(const Flags& flags, const Scratch& scratch)
+      : flags_(flags), scratch_(scratch), model_(scratch.path() / "model.toml") {
+    write_new_file(model_, transformer_text(flags.config.model));
+  }
+
+  // The first `steps` steps. `values_of`: the tensor whose elements in the last step are wanted.
+  RunContents operator()(const Run& run, std::int64_t steps, double lr_factor = 1,
+                         const std::string& values_of = "") {
+    files_ = scratch_.path() / std::to_string(count_++);
+    std::filesystem::create_directory(files_);
+    RunContents contents;
+    const std::int64_t middle = steps / 2;
+    if (run.before && middle > 0) {
+      start(run, *run.before, middle, lr_factor, {"--save", (files_ / "save").string()});
+      read_hashes(contents);
+      start(run, run.mesh, steps, lr_factor, {"--save", (files_ / "save").string(), "--resume"}, values_of);
+    } else {
+      start(run, run.mesh, steps, lr_factor, {}, values_of);
+    }
+    read_hashes(contents);
+    read_metrics(files_ / "metrics", contents);
+    if (static_cast<std::int64_t>(contents.losses.size()) != steps)
+      throw Error(ErrorCode::system, fmt::format("parity: {} losses on dp x tp = {}; expected {}",
+                                                 contents.losses.size(), run.name, steps));
+    return contents;
+  }
+  // The elements of the tensor in the last run.
+  std::string values() const { return read_file(files_ / "values"); }
+
+ private:
+  void start(const Run& run, const Mesh& mesh, std::int64_t until, double lr_factor,
+             const std::vector<std::string>& more, const std::string& values_of = "") {
+    TrainConfig config = config_on(mesh, flags_.config);
+    config.peak_lr *= lr_factor;
+    config.floor_lr *= lr_factor;
+    std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string(), "train",
+                                     "--config", model_.string()};
+    const std::vector<std::string> words = to_words(config);
+    command.insert(command.end(), words.begin(), words.end());
+    command.insert(command.end(), {"--data", mesh.data, "--dp", std::to_string(mesh.dp), "--tp",
+                                   std::to_string(mesh.tp), "--until", std::to_string(until), "--metrics",
+                                   (files_ / "metrics").string(), "--progress", "none"});
+    if (mesh.ranks() > 1) command.insert(command.end(), {"--backend", run.backend});
+    command.insert(command.end(), more.begin(), more.end());
+    if (flags_.config.exact)
+      command.insert(command.end(), {"--hash-every", "1", "--hash-file", (files_ / "hashes").string()});
+    if (!values_of.empty())
+      command.insert(command.end(),
+                     {"--values-of", values_of, "--values-file", (files_ / "values").string()});
+    fmt::print("dp x tp = {}: to step {} on {} rank{} …\n", run.name, until, mesh.ranks(),
+               mesh.ranks() == 1 ? "" : "s");
+    std::fflush(stdout);
+    const int status = launch({.ranks = mesh.ranks(), .tag_output = true}, command);
+    if (status != 0)
+      throw Error(ErrorCode::system,
+                  fmt::format("parity: training on dp x tp = {} ended with {}", run.name, status));
+  }
+  void read_hashes(RunContents& to) const {
+    if (!flags_.config.exact) return;
+    const std::filesystem::path file = files_ / "hashes";
+    const auto more = read_contents(read_file(file), "parity: " + file.string());
+    to.hashes.insert(to.hashes.end(), more.begin(), more.end());
+  }
+
+  const Flags& flags_;
+  const Scratch& scratch_;
+  const std::filesystem::path model_;
+  std::filesystem::path files_;  // of the last run
+  int count_ = 0;
+};
 
 // A row of losses for every `every` steps and the last one, and a row of the largest differences. `control`:
 // null if there was no control run. Many meshes are several tables of kColumns.
@@ -212,18 +285,14 @@ void print_table(std::vector<std::string> names, const std::vector<Losses>& loss
   }
 }
 
-// The values of the tensor in which two meshes differ first: both are trained again up to that step.
-std::string explain(const ContentDifference& d, const Mesh& first, const Mesh& other, Flags flags,
-                    const std::filesystem::path& model, const Scratch& scratch) {
+// The values of the tensor in which two runs differ first: both are trained again up to that step.
+std::string explain(const ContentDifference& d, const Run& first, const Run& other, Runner& train) {
   if (!d.tensor) return fmt::format("step {}: {}", d.step, d.what);
-  flags.compared = d.step + 1;
   const std::string name = fmt::format("{} {}", d.tensor->kind, d.tensor->path);
   std::string values[2];
   for (const bool second : {false, true}) {
-    const RunFiles files{scratch.path() / "again.jsonl", scratch.path() / "again.hashes",
-                         scratch.path() / "again.values"};
-    run_on(second ? other : first, flags, model, files, name);
-    values[second ? 1 : 0] = read_file(files.values);
+    train(second ? other : first, d.step + 1, 1, name);
+    values[second ? 1 : 0] = train.values();
   }
   return fmt::format("step {}: {}: {}", d.step, name, value_difference(values[0], values[1], "parity"));
 }
@@ -234,33 +303,31 @@ void publish(NewFile& file, const nlohmann::json& content) {
 }
 
 // Compares the bits of all runs with those of the first.
-int exact_parity(const Flags& flags, const std::vector<Mesh>& meshes, const std::filesystem::path& model,
-                 const Scratch& scratch, NewFile* to) {
-  std::vector<RunContents> runs;
+int exact_parity(const Flags& flags, const std::vector<Run>& runs, Runner& train, NewFile* to) {
+  std::vector<RunContents> found;
+  std::vector<std::string> names;
   nlohmann::json j{{"exact", true}, {"steps", flags.compared}};
   std::string verdict;
-  for (const Mesh& m : meshes) {
-    runs.push_back(run_on(m, flags, model,
-                          {scratch.path() / (m.text + ".jsonl"), scratch.path() / (m.text + ".hashes"), {}}));
-    j["loss"][m.text] = runs.back().losses;
-    const auto d = first_difference(runs[0], runs.back());
+  for (const Run& run : runs) {
+    found.push_back(train(run, flags.compared));
+    names.push_back(run.name);
+    j["loss"][run.name] = found.back().losses;
+    const auto d = first_difference(found[0], found.back());
     if (!d || !verdict.empty()) continue;
-    verdict = fmt::format("{} differs from {}: {}", m.text, meshes[0].text,
-                          explain(*d, meshes[0], m, flags, model, scratch));
+    verdict = fmt::format("{} differs from {}: {}", run.name, runs[0].name, explain(*d, runs[0], run, train));
   }
   const bool passed = verdict.empty();
   if (passed) {
-    std::vector<std::string> names;
-    for (const Mesh& m : meshes) names.push_back(m.text);
     const auto count = [&](std::string_view kind) {
-      return std::count_if(runs[0].hashes.begin(), runs[0].hashes.end(), [&](const RunContents::Hash& h) {
+      return std::count_if(found[0].hashes.begin(), found[0].hashes.end(), [&](const RunContents::Hash& h) {
         return h.name.kind == kind && h.name.step + 1 == flags.compared;
       });
     };
     verdict = fmt::format(
-        "EXACT: {} have the same bits of losses, norms, {} gradients and {} parameters in each of "
-        "{} steps",
-        fmt::join(names, ", "), count("gradient"), count("parameter"), flags.compared);
+        "EXACT: {} have the same bits of {} activations, losses, norms, {} gradients, {} parameters and {} "
+        "tensors of the optimizer's state in each of {} steps",
+        fmt::join(names, ", "), count("activation"), count("gradient"), count("parameter"), count("state"),
+        flags.compared);
   }
   fmt::print("\n{}\n", folded(verdict));
   j["passed"] = passed;
@@ -269,12 +336,38 @@ int exact_parity(const Flags& flags, const std::vector<Mesh>& meshes, const std:
   return passed ? 0 : 1;
 }
 
+// Compares the losses of all runs with those of the first, and with a control run if they differ.
+int loss_parity(const Flags& flags, const std::vector<Run>& runs, Runner& train, NewFile* to) {
+  std::vector<Losses> losses;
+  std::vector<std::string> names;
+  for (const Run& run : runs) {
+    losses.push_back(train(run, flags.compared).losses);
+    names.push_back(run.name);
+  }
+  ParityVerdict verdict = verdict_of(losses, nullptr, flags.tolerance);
+  std::optional<Losses> control;
+  if (!verdict.passed) {  // by rounding?
+    fmt::print("control, a learning rate 1 + {:.0e} times as high:\n", kControlRate - 1);
+    control = train(runs[0], flags.compared, kControlRate).losses;
+    verdict = verdict_of(losses, &*control, flags.tolerance);
+  }
+  print_table(names, losses, control ? &*control : nullptr, flags.every);
+  fmt::print("\n{}\n",
+             folded(sentence(verdict, names, losses[0], control ? &*control : nullptr, flags.tolerance)));
+  if (to != nullptr) {
+    nlohmann::json j{{"worst", verdict.worst}, {"tolerance", flags.tolerance}, {"passed", verdict.passed}};
+    for (std::size_t i = 0; i < runs.size(); ++i) j["loss"][names[i]] = losses[i];
+    if (control) j["control"] = *control;
+    publish(*to, j);
+  }
+  return verdict.passed ? 0 : 1;
+}
+
 int parity(Flags flags) {
   const bool exact = flags.config.exact;
   if (flags.meshes.empty()) flags.meshes = exact ? kExactMeshes : kMeshes;
-  std::vector<Mesh> meshes;
-  for (const std::string& text : flags.meshes) meshes.push_back(parse(text));
-  if (meshes.size() < 2)
+  const std::vector<Run> runs = runs_of(flags);
+  if (runs.size() < 2)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("parity: meshes are {}: nothing to compare; expected two or more, as in 1x1,2x1",
                             fmt::join(flags.meshes, ",")));
@@ -282,43 +375,22 @@ int parity(Flags flags) {
     throw Error(ErrorCode::bad_argument, fmt::format("parity: compare is {}; expected at most {}, the steps",
                                                      flags.compared, flags.config.steps));
   if (flags.compared == 0) flags.compared = std::min<std::int64_t>(exact ? 5 : 50, flags.config.steps);
-  for (const Mesh& m : meshes) check(m, flags.config);  // all of them, before the first one runs
-  std::optional<NewFile> file;                          // what cannot be written is an error before, too
+  for (const Run& run : runs) {  // all of them, before the first one runs
+    check(run.mesh, flags.config);
+    if (!run.before) continue;
+    check(*run.before, flags.config);
+    if (flags.compared < 2)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("parity: compare is {}; expected 2 or more for {}, which stops in the middle",
+                              flags.compared, run.name));
+  }
+  std::optional<NewFile> file;  // a file that cannot be written is an error before the first run, too
   if (!flags.json.empty()) file.emplace(flags.json, "parity: --json: ");
   // If nobody reads the output any more, the write that fails says so, and the folder is removed.
   ::signal(SIGPIPE, SIG_IGN);
   const Scratch scratch;
-  const std::filesystem::path model = scratch.path() / "model.toml";
-  write_new_file(model, transformer_text(flags.config.model));
-  if (exact) return exact_parity(flags, meshes, model, scratch, file ? &*file : nullptr);
-  const auto losses_on = [&](const Mesh& m, const Flags& of, const std::string& name) {
-    return run_on(m, of, model, {scratch.path() / (name + ".jsonl"), {}, {}}).losses;
-  };
-  std::vector<Losses> losses;
-  for (const Mesh& m : meshes) losses.push_back(losses_on(m, flags, m.text));
-
-  ParityVerdict verdict = verdict_of(losses, nullptr, flags.tolerance);
-  std::optional<Losses> control;
-  if (!verdict.passed) {  // by rounding?
-    Flags faster = flags;
-    faster.config.peak_lr *= kControlRate;
-    faster.config.floor_lr *= kControlRate;
-    fmt::print("control, a learning rate 1 + {:.0e} times as high:\n", kControlRate - 1);
-    control = losses_on(meshes[0], faster, "control");
-    verdict = verdict_of(losses, &*control, flags.tolerance);
-  }
-  std::vector<std::string> names;
-  for (const Mesh& m : meshes) names.push_back(m.text);
-  print_table(names, losses, control ? &*control : nullptr, flags.every);
-  fmt::print("\n{}\n",
-             folded(sentence(verdict, names, losses[0], control ? &*control : nullptr, flags.tolerance)));
-  if (file) {
-    nlohmann::json j{{"worst", verdict.worst}, {"tolerance", flags.tolerance}, {"passed", verdict.passed}};
-    for (std::size_t i = 0; i < meshes.size(); ++i) j["loss"][meshes[i].text] = losses[i];
-    if (control) j["control"] = *control;
-    publish(*file, j);
-  }
-  return verdict.passed ? 0 : 1;
+  Runner train(flags, scratch);
+  return (exact ? exact_parity : loss_parity)(flags, runs, train, file ? &*file : nullptr);
 }
 
 }  // namespace
@@ -338,6 +410,16 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
              "1x1,2x1,1x2,2x2,sp:1x2,fsdp:2x1")
           ->delimiter(','),
       &flags->meshes);
+  file->take(sub->add_option("--backends", flags->backends,
+                             "Transports, each of which trains every mesh of several ranks: shm, gloo, "
+                             "mpi-openmpi, mpi-mpich or auto")
+                 ->delimiter(',')
+                 ->capture_default_str(),
+             &flags->backends);
+  file->take(sub->add_flag("--resume", flags->resume,
+                           "Add a run that stops in the middle on the second mesh and is resumed on the "
+                           "last; --meshes takes such runs, too: 2x1>1x2"),
+             &flags->resume);
   file->take(sub->add_option("--compare", flags->compared,
                              "Steps to run of the schedule; 0: 50 (with --exact 5), or all of fewer")
                  ->check(number_at_least(0))

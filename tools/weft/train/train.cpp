@@ -136,10 +136,10 @@ class Contents {
   /// Call it behind the last step: throws if that step did not have the tensor of --values-of.
   void finish(bool stepped) const {
     if (stepped && !flags_.values_of.empty() && !found_)
-      bad_training(
-          fmt::format("--values-of is \"{}\"; expected gradient or parameter, a blank, and the path of a "
-                      "parameter that is trained in the last step",
-                      flags_.values_of));
+      bad_training(fmt::format(
+          "--values-of is \"{}\"; expected activation, gradient, parameter or state, a blank, and "
+          "a path that the last step has, as in \"gradient norm.weight\"",
+          flags_.values_of));
   }
 
  private:
@@ -204,6 +204,7 @@ int train_on_a_rank(Flags flags) {
   Context context;
   Membership m = Membership::from_env(context);
   TrainConfig& config = flags.config;
+  if (config.exact) m.order = Order::canonical;
   const bool elastic = restart_count().has_value();
   if (elastic) {
     expect_elastic(flags);
@@ -448,8 +449,9 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
       ->check(number_at_least(0));
   option("--least-gain", flags->least_gain, "... lower by at least this much")->check(number_between(0, 1e6));
   option("--hash-every", flags->hash_every,
-         "Every so many steps, a line for each gradient and each parameter, with a hash of all its elements: "
-         "the same on any mesh that gives the same bits; 0: none")
+         "Every so many steps, a line for each output of a module, gradient, parameter and tensor of the "
+         "optimizer's state, with a hash of all its elements: the same on any mesh that gives the same bits; "
+         "0: none")
       ->check(number_at_least(0));
   option("--hash-file", flags->hash_file, "... into this file; empty: with the rest of the output");
   option("--values-of", flags->values_of,

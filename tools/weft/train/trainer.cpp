@@ -388,6 +388,24 @@ Training::Training(ProcessGroup& group, const TrainConfig& config, bool resumes)
       order_(data_.population(), config.seed),
       part_(Sampler(parts_.data, data_.population(), config.global_batch, config.seed).part()) {}
 
+// Hooks that show the outputs of all modules, each once: not when an activation checkpoint runs again.
+std::vector<HookHandle> Training::see_activations(const See& see) {
+  std::vector<HookHandle> hooks;
+  parts_.model->visit([&](Module& module) {
+    hooks.push_back(
+        module.add_hook(HookPoint::post_forward, [this, &see](Module& m, Tensors& out, Frame& frame) {
+          if (frame.recomputing()) return;
+          for (std::size_t i = 0; i < out.size(); ++i) {
+            std::string path = m.path().empty() ? "model" : m.path();
+            if (out.size() > 1) path += fmt::format("[{}]", i);
+            if (config_.micro_batches > 1) path += fmt::format("@{}", frame.pass().micro_batch);
+            see("activation", path, out[i]);
+          }
+        }));
+  });
+  return hooks;
+}
+
 // Micro-batches: parts of this rank's sequences, the first ones larger. They borrow the sequences.
 std::vector<TokenBatch> Training::batches_of(const Sequences& of) const {
   std::vector<TokenBatch> batches;
@@ -413,7 +431,11 @@ weft::Trainer::Result Training::step(const See& see) {
     if (config_.has_experts()) balance_ = expert_balance(parts_);
     return result;
   }
-  trainer_.backward(batches);
+  {
+    std::vector<HookHandle> hooks;
+    if (!parts_.stages) hooks = see_activations(see);  // a stage runs on its own ranks alone
+    trainer_.backward(batches);
+  }
   // By path: the uses of a tied weight in a pipeline have one.
   std::vector<std::pair<std::string, const Parameter*>> all;  // null: of another stage
   const std::vector<Parameter*> own = parts_.parameters();
@@ -431,6 +453,10 @@ weft::Trainer::Result Training::step(const See& see) {
   if (config_.has_experts()) balance_ = expert_balance(parts_);
   for (const auto& [path, p] : all)
     see("parameter", path, on_all_stages(p != nullptr ? p->master() : Tensor()));
+  if (!parts_.stages)
+    trainer_.optimizer().visit_state([&](const std::string& path, std::string_view name, const Tensor& state) {
+      see("state", fmt::format("{}.{}", path, name), state);
+    });
   return result;
 }
 

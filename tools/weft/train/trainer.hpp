@@ -113,8 +113,10 @@ class Training {
   Training(ProcessGroup& group, const TrainConfig& config, bool resumes);
 
   /// Takes the next step, on the batch that belongs to its number. Collective. `see`, if given, gets the
-  /// tensors of the step: each gradient before it is clipped, the last parameter's first, as a backward pass
-  /// makes them, then each parameter after the step. `kind`: "gradient" or "parameter".
+  /// tensors of the step: each output of a module as the forward pass makes it, each gradient before it is
+  /// clipped, the last parameter's first, as a backward pass makes them, then each parameter after the step,
+  /// then the optimizer's state, whose paths end in the name of the tensor. `kind`: "activation", "gradient",
+  /// "parameter" or "state".
   using See = std::function<void(std::string_view kind, const std::string& path, const Tensor& tensor)>;
   weft::Trainer::Result step(const See& see = nullptr);
   std::int64_t next_step() const noexcept { return trainer_.steps(); }
@@ -153,6 +155,7 @@ class Training {
  private:
   std::vector<TokenBatch> batches_of(const Sequences& rows) const;
   Tensor on_all_stages(const Tensor& own);
+  std::vector<HookHandle> see_activations(const See& see);
 
   TrainConfig config_;
   std::optional<Tokenizer> tokenizer_;
