@@ -240,9 +240,9 @@ def build_parallel_model(recipe: Recipe, mesh: Mesh, *, threads: int = 1, **opti
 
     threads: with which this rank computes. options: data ("ddp", "fsdp"), seed, ac ("none", "full",
     "selective"), ac_modules, ac_every, frozen, dtype, activations, reduce, reshard_after_forward, float8,
-    float8_scales, replicate_axis, domain_axes, sequence_parallel, split_vocab, pipeline_axis, pipeline
-    ("gpipe", "1f1b", "interleaved", "zero-bubble"), stages_per_rank, exact, data_axis, tensor_axis. An
-    unknown one is refused with the nearest known."""
+    float8_scales, replicate_axis, domain_axes, sequence_parallel, split_vocab, loss_chunk, pipeline_axis,
+    pipeline ("gpipe", "1f1b", "interleaved", "zero-bubble"), stages_per_rank, exact, data_axis, tensor_axis.
+    An unknown one is refused with the nearest known."""
     if not isinstance(recipe, Recipe):
         raise errors.BadArgumentError(f"recipe is of type {type(recipe).__name__}; expected a weft.train.Recipe")
     errors.instance(mesh, Mesh, "mesh")

@@ -337,8 +337,34 @@ void ModelBuilder::float8() {
                                   [&](const std::string& path) { return built_.is_own(path); });
 }
 
+// The loss is computed inside of the head, whatever its layout: after all steps that change how it computes.
+void ModelBuilder::chunk_loss() {
+  if (options_.loss_chunk == 0) return;
+  const auto refuse = [&](const std::string& text) {
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("build_parallel_model: loss_chunk is {}: {}", options_.loss_chunk, text));
+  };
+  if (options_.loss_chunk < 0) refuse("expected 0 (all tokens at once) or more");
+  if (options_.exact == Exact::yes) refuse("exact mode has no rule for it; expected 0");
+  if (!options_.pipeline_axis.empty()) refuse("the head of a pipeline is a stage; expected 0");
+  if (recipe_.head.empty() || built_.loss == nullptr)
+    refuse(fmt::format("recipe \"{}\" has no head or no loss; expected both, or 0", recipe_.name));
+  Module* head = nullptr;
+  built_.model->visit([&](Module& m) {
+    if (m.path() == recipe_.head) head = &m;
+  });
+  if (head == nullptr) refuse(fmt::format("the model has no \"{}\", which is Recipe::head", recipe_.head));
+  if (head->passes() != nullptr)
+    refuse(
+        fmt::format("\"{}\" has passes of its own, such as those of a float8 layer; expected a plain layer",
+                    recipe_.head));
+  built_.chunked = std::make_shared<LossInChunks>(options_.loss_chunk);
+  head->set_passes(built_.chunked);
+}
+
 void ModelBuilder::activation_checkpointing() {
   begin(Step::activation_checkpointing);
+  chunk_loss();
   AcPolicy ac = options_.ac;
   if (ac.mode == AcMode::full && ac.modules.empty()) ac.modules = recipe_.blocks;
   apply_ac(*built_.model, ac);

@@ -576,6 +576,7 @@ Recipe recipe_from_json(std::string_view text) {
   recipe.name = "model";
   f.get("name", recipe.name);
   f.get("blocks", recipe.blocks);
+  f.get("head", recipe.head);
   f.get("pipeline", recipe.pipeline);
   recipe.border = border_of(f);
   recipe.loss = loss_of(f);
@@ -623,6 +624,7 @@ BuildOptions build_options_from_json(std::string_view text) {
   bool split = false;
   f.get("split_vocab", split);
   if (split) o.tensor.vocab = VocabSplit::shard;
+  f.get("loss_chunk", o.loss_chunk);
   f.get("pipeline_axis", o.pipeline_axis);
   f.word("pipeline", o.pipeline.kind, pipeline_kind);
   f.get("stages_per_rank", o.pipeline.stages_per_rank);

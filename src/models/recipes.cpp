@@ -14,7 +14,11 @@
 
 namespace weft {
 
-Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options) {
+namespace {
+
+// `split_logits`: the head is split over the vocabulary and its output is not gathered, as with
+// VocabSplit::shard; a head that is tied to a whole embedding stays whole.
+Plan plan_of(const TransformerConfig& config, const TransformerPlanOptions& options, bool split_logits) {
   const bool sequence = options.sequence_parallel, shard = options.vocab == VocabSplit::shard;
   const auto style = [&](const Style& whole) { return sequence ? whole.on_sequence() : whole; };
   Plan plan = {
@@ -35,7 +39,7 @@ Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOpti
     plan.add("token_embedding.embedding", style(Style::row));
   else if (sequence)
     plan.add("token_embedding.embedding", Style::cut_sequence);
-  if (shard)
+  if (shard || (split_logits && !config.tied))
     plan.add("output_head.proj", style(Style::vocabulary));
   else if (!config.tied)
     plan.add("output_head.proj", style(Style::column_gathered));
@@ -44,8 +48,6 @@ Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOpti
              Style::gather_sequence);  // as the embedding, so that both gradients mean one
   return plan;
 }
-
-namespace {
 
 // The axes over which key/value heads are split, the first ones of `tensor`: all axes, unless there are fewer
 // heads than ranks. A single head has no segments.
@@ -100,7 +102,7 @@ void split_over(Module& model, const DeviceMesh& tensor, const Plan& plan, std::
 }
 
 // The plan of the dense model, in which each block has the layers that it has.
-Plan moe_plan(const MoETransformerConfig& config, const TransformerPlanOptions& options) {
+Plan moe_plan(const MoETransformerConfig& config, const TransformerPlanOptions& options, bool split_logits) {
   if (options.sequence_parallel)
     throw Error(
         ErrorCode::bad_argument,
@@ -108,7 +110,7 @@ Plan moe_plan(const MoETransformerConfig& config, const TransformerPlanOptions& 
         "routed with their whole samples on one rank");
   const std::string mlp = "layers.*.mlp";
   Plan plan;
-  const Plan dense = transformer_plan(config.transformer, options);
+  const Plan dense = plan_of(config.transformer, options, split_logits);
   for (const Plan::Entry& entry : dense.entries()) {
     const bool of_mlp = entry.pattern == mlp || entry.pattern.starts_with(mlp + ".");
     if (!of_mlp) {
@@ -130,6 +132,10 @@ Plan moe_plan(const MoETransformerConfig& config, const TransformerPlanOptions& 
 
 }  // namespace
 
+Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options) {
+  return plan_of(config, options, false);
+}
+
 Recipe transformer_recipe(const TransformerConfig& config) {
   config.check();
   Recipe recipe;
@@ -139,11 +145,12 @@ Recipe transformer_recipe(const TransformerConfig& config) {
     return with_axis_of_kv_heads(mesh, tensor_axis, config.kv_heads);
   };
   recipe.split = [config](Module& model, const DeviceMesh& tensor, const BuildOptions& options) {
-    split_over(model, tensor, transformer_plan(config, options.tensor), config.kv_heads);
+    split_over(model, tensor, plan_of(config, options.tensor, options.loss_chunk > 0), config.kv_heads);
   };
   recipe.blocks = {"layers.*"};
   recipe.loss = [] { return std::make_unique<CrossEntropy>(); };
   recipe.tokens = TokenSizes{config.vocab, config.max_seq};
+  recipe.head = "output_head.proj";
   recipe.pipeline = {"token_embedding", "layers.*", "norm", "output_head"};
   recipe.border = [dim = config.dim](const Shape& tokens) { return Shape{tokens[0], tokens[1], dim}; };
   return recipe;
@@ -155,7 +162,8 @@ Recipe moe_recipe(const MoETransformerConfig& config) {
   recipe.name = "mixture of experts";
   recipe.build = [config] { return std::make_unique<MoETransformer>(config); };
   recipe.split = [config](Module& model, const DeviceMesh& tensor, const BuildOptions& options) {
-    split_over(model, tensor, moe_plan(config, options.tensor), config.transformer.kv_heads);
+    split_over(model, tensor, moe_plan(config, options.tensor, options.loss_chunk > 0),
+               config.transformer.kv_heads);
   };
   return recipe;
 }

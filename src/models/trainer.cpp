@@ -449,9 +449,9 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
   std::vector<Tensor> losses;
   Tensors dloss;
   const bool skips = scaler_ || options_.non_finite == NonFinite::skip;
-  if (scaler_) {
+  if (scaler_ || model_->chunked) {
     Tensor scale(compute_->context(), {1}, DType::f64);
-    scale.as<double>()[0] = scaler_->scale();
+    scale.as<double>()[0] = scaler_ ? scaler_->scale() : 1;
     dloss.push_back(to_device(compute_->context(), scale.with_layout(replicated_layout(model_->mesh, {1})),
                               compute_->stream()));
   }
@@ -491,9 +491,12 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
                               .first_sample = first,
                               .exact = model_->exact});
       first += all[i].global_rows;
+      std::optional<LossInChunks::Given> in_chunks;
+      if (model_->chunked)
+        in_chunks.emplace(model_->chunked->give(loss(), inputs_of_loss({}, all[i], global)));
       const Tensors y = model_->model->forward(all[i].inputs, frame);
-      losses.push_back(loss().forward(inputs_of_loss(y, all[i], global), frame)[0]);
-      const Tensors dy = loss().backward(dloss, frame);
+      losses.push_back(in_chunks ? y[0] : loss().forward(inputs_of_loss(y, all[i], global), frame)[0]);
+      const Tensors dy = in_chunks ? dloss : loss().backward(dloss, frame);
       const GradientsMayBeInfinite here(skips ? model_->float8.get() : nullptr);
       model_->model->backward(dy, frame);
       if (!earlier || i + 1 == all.size()) continue;
@@ -611,8 +614,10 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
     const Batch& batch = all[i];
     Frame frame = Frame::inference(*compute_);
     frame.begin({.training = false, .exact = model_->exact});
+    std::optional<LossInChunks::Given> in_chunks;
+    if (model_->chunked) in_chunks.emplace(model_->chunked->give(loss, inputs_of_loss({}, batch, global)));
     const Tensors y = model_->model->forward(batch.inputs, frame);
-    const Tensor part = loss.forward(inputs_of_loss(y, batch, global), frame)[0];
+    const Tensor part = in_chunks ? y[0] : loss.forward(inputs_of_loss(y, batch, global), frame)[0];
     result.loss += loss_of_all(*model_, *compute_, part);
   }
   result.perplexity = std::exp(result.loss);

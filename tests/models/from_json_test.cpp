@@ -188,7 +188,7 @@ TEST(FromJson, Options) {
       R"({"data_axis": "d", "tensor_axis": "t", "replicate_axis": "r", "domain_axes": ["h"], "data": "fsdp",
           "reshard_after_forward": 2, "reduce": "bf16", "seed": 18446744073709551615, "dtype": "bf16",
           "activations": "bf16", "frozen": ["a"], "float8": "rowwise", "float8_scales": "whole", "ac": "selective", "ac_modules": ["m"],
-          "ac_every": 2, "sequence_parallel": true, "split_vocab": true, "exact": true, "compile_model": true, "pipeline_axis": "pp", "pipeline": "gpipe", "stages_per_rank": 2,
+          "ac_every": 2, "sequence_parallel": true, "split_vocab": true, "loss_chunk": 64, "exact": true, "compile_model": true, "pipeline_axis": "pp", "pipeline": "gpipe", "stages_per_rank": 2,
           "stage_weights": [1, 2.5], "keep_weights": false})");
   EXPECT_EQ(build.data_axis + build.tensor_axis + build.replicate_axis + build.domain_axes.at(0), "dtrh");
   EXPECT_EQ(build.data, DataForm::fsdp);
@@ -200,7 +200,7 @@ TEST(FromJson, Options) {
   EXPECT_EQ(build.float8_options.scales, Float8Scales::whole);
   EXPECT_TRUE(build.ac.mode == AcMode::selective && build.ac.every == 2 && build.ac.modules.size() == 1);
   EXPECT_TRUE(build.tensor.sequence_parallel && build.tensor.vocab == VocabSplit::shard);
-  EXPECT_TRUE(build.exact == Exact::yes && build.compile_model);
+  EXPECT_TRUE(build.exact == Exact::yes && build.compile_model && build.loss_chunk == 64);
   EXPECT_TRUE(build.pipeline_axis == "pp" && build.pipeline.kind == PipelineKind::gpipe &&
               build.pipeline.stages_per_rank == 2);
   EXPECT_EQ(build.pipeline.weights, (std::vector{1, 2.5}));

@@ -1,5 +1,5 @@
-// Mistakes in parallel code that `weft parity` finds without exact mode. Mistakes below chaos, which only exact
-// mode finds, are in tests/models/exact_mutants_test.cpp.
+// Mistakes in parallel code that `weft parity` finds without exact mode. Mistakes below chaos, which only
+// exact mode finds, are in tests/models/exact_mutants_test.cpp.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -15,6 +15,7 @@
 #include "weft/domain/domain.hpp"
 #include "weft/ep/moe.hpp"
 #include "weft/models/recipe.hpp"
+#include "weft/nn/loss_in_chunks.hpp"
 #include "weft/nn/module.hpp"
 #include "weft/pp/pipeline.hpp"
 #include "weft/tp/plan.hpp"
@@ -117,6 +118,11 @@ struct BuildOptions {
   AcPolicy ac = {};
   /// For models of tokens: how the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
+  /// A Trainer computes the loss for at most so many tokens of a rank at a time, so that it never holds the
+  /// logits of all tokens (LossInChunks). The head is then split over the vocabulary, as with
+  /// VocabSplit::shard. 0: all tokens at once. For models with Recipe::head; not in exact mode, nor in a
+  /// pipeline.
+  std::int64_t loss_chunk = 0;
   /// Exact mode (docs/exact.md): losses, gradients and parameters have the same bits on every mesh whose
   /// numbers of ranks divide kExactBlocks. build_parallel_model() then also throws the errors of
   /// expect_exact(), and bad_argument for a transport that does not add in canonical order.
@@ -139,9 +145,10 @@ struct ParallelModel {
   /// The root mesh; the data axes (replicate_axis first, expert_axis last); the tensor axis, or axes.
   DeviceMesh mesh, data, tensor;
   std::unique_ptr<Module> model;
-  std::unique_ptr<Module> loss;      ///< null if the Recipe has none
-  std::optional<TokenSizes> tokens;  ///< of a model of tokens
-  DomainManager domain;              ///< empty: maps are whole
+  std::unique_ptr<Module> loss;                 ///< null if the Recipe has none
+  std::shared_ptr<const LossInChunks> chunked;  ///< of BuildOptions::loss_chunk; null: none
+  std::optional<TokenSizes> tokens;             ///< of a model of tokens
+  DomainManager domain;                         ///< empty: maps are whole
   std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> placement;  ///< Recipe::place
   std::function<std::int64_t(std::span<const Tensor> inputs, std::span<const Tensor> targets)>
       count;                                 ///< Recipe::count
@@ -263,6 +270,7 @@ class ModelBuilder {
   static const char* name(Step step) noexcept;
   static const char* reason(Step step) noexcept;
   void begin(Step step);
+  void chunk_loss();
   Recipe recipe_;
   BuildOptions options_;
   Compute* compute_;

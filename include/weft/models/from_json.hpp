@@ -36,8 +36,9 @@ Recipe recipe_from_json(std::string_view text);
 /// BuildOptions from an object with the keys data_axis, tensor_axis, replicate_axis, domain_axes, data
 /// ("ddp", "fsdp"), reshard_after_forward (a bool, or a number of ranks), reduce, seed, dtype, activations,
 /// frozen, float8, float8_scales, ac ("none", "full", "selective"), ac_modules, ac_every, sequence_parallel,
-/// split_vocab, pipeline_axis, pipeline (the name of a PipelineKind), stages_per_rank, pipeline_file (a file
-/// with a schedule, in the place of these two), stage_weights (a list), keep_weights, exact, compile_model.
+/// split_vocab, loss_chunk, pipeline_axis, pipeline (the name of a PipelineKind), stages_per_rank,
+/// pipeline_file (a file with a schedule, in the place of these two), stage_weights (a list), keep_weights,
+/// exact, compile_model.
 /// Throws bad_argument for another key, with the nearest known, and for a wrong value.
 BuildOptions build_options_from_json(std::string_view text);
 

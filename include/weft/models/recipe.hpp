@@ -56,6 +56,9 @@ struct Recipe {
   /// over the data axes. Empty: `rows`. Maps are cut in space after that.
   std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> place = {};
   std::optional<TokenSizes> tokens = {};  ///< of a model of tokens
+  /// The path of the last layer, whose output is that of the model: BuildOptions::loss_chunk computes the loss
+  /// there. Empty: the model has no such layer.
+  std::string head = {};
   /// The modules through which a forward pass goes, one after the other, as patterns (pipeline_path()).
   /// Empty: the model cannot be a pipeline.
   std::vector<std::string> pipeline = {};

@@ -393,7 +393,7 @@ std::vector<HookHandle> Training::see_activations(const See& see) {
   std::vector<HookHandle> hooks;
   parts_.model->visit([&](Module& module) {
     hooks.push_back(
-        module.add_hook(HookPoint::post_forward, [this, &see](Module& m, Tensors& out, Frame& frame) {
+        module.add_hook(Module::HookPoint::post_forward, [this, &see](Module& m, Tensors& out, Frame& frame) {
           if (frame.recomputing()) return;
           for (std::size_t i = 0; i < out.size(); ++i) {
             std::string path = m.path().empty() ? "model" : m.path();
