@@ -177,9 +177,10 @@ std::size_t export_checkpoint(const std::filesystem::path& directory, const std:
                   fmt::format("export_checkpoint: \"{}\" and \"{}\" would both be called \"{}\"",
                               known->second, name, to));
     const CheckpointTensor& info = reader.tensor(name);
-    tensors.push_back({to, info.dtype, info.shape, [&reader, &context, &current, name] {
+    tensors.push_back({to, info.dtype, info.shape, [&reader, &context, &current, &options, name] {
                          current = Tensor();  // before the next one takes memory
-                         current = reader.read(context, name);
+                         if (options.value) current = options.value(reader, name);
+                         if (!current) current = reader.read(context, name);
                          const ConstTensorView data = current.view();
                          return std::span(data.data, static_cast<std::size_t>(data.bytes()));
                        }});

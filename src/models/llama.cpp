@@ -17,6 +17,7 @@
 #include "weft/checkpoint/reader.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 #include "weft/models/transformer_text.hpp"
+#include "weft/train/checkpoint.hpp"
 #include "weft/train/convert.hpp"
 
 namespace weft {
@@ -245,7 +246,9 @@ std::size_t export_llama(const std::filesystem::path& checkpoint, const std::fil
     if (!reader.contains(stored))
       bad_llama(fmt::format("export_llama: {} has no \"{}\"", reader.info().folder.string(), stored));
     expect_shape(fmt::format("export_llama: \"{}\"", stored), reader.tensor(stored).shape, shape);
-    kept.push_back(in_dtype(context, compute, reader.read(context, stored), options.dtype));
+    const Tensor value =
+        options.averages ? reader.read(context, stored) : value_for_evaluation(reader, compute, path);
+    kept.push_back(in_dtype(context, compute, value, options.dtype));
     entries.push_back({llama_name(path), kept.back().view()});
   }
   std::filesystem::create_directories(folder);

@@ -21,6 +21,7 @@
 #include "models/micro_batches.hpp"
 #include "nn/history.hpp"
 #include "nn/optimizer_options.hpp"
+#include "nn/swapped_masters.hpp"
 #include "weft/base/error.hpp"
 #include "weft/ep/moe.hpp"
 #include "weft/host/copy.hpp"
@@ -603,6 +604,9 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
   const CountedCall call(calls_);
   std::vector<Batch> all;
   Evaluation result{.tokens = agree(batches, std::nullopt, all, true)};
+  std::optional<Optimizer::Swapped> values;  // other values than the trained ones, unless the program swaps
+  if (dynamic_cast<ScheduleFreeAdamW*>(optimizer_.get()) != nullptr && !any_swapped(optimizer_->parameters()))
+    values.emplace(*optimizer_);
   const Tensor global =
       to_device(compute_->context(), scalar(model_->mesh, result.tokens), compute_->stream());
   Module& loss = dynamic_cast<CrossEntropy*>(model_->loss.get()) != nullptr ? plain_loss() : *model_->loss;

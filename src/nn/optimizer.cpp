@@ -251,7 +251,7 @@ ScheduleFreeAdamW::ScheduleFreeAdamW(Compute& compute, std::vector<Parameter*> p
                 options.weight_decay),
       options_(options) {
   options.check();
-  begin([](const Parameter&) { return StateNames{{"z", "exp_avg_sq"}, {{"rates", 2}}}; });
+  begin([](const Parameter&) { return StateNames{{"z", "exp_avg_sq"}, {{"rates", 3}}}; });
 }
 
 void ScheduleFreeAdamW::update(const Item& item) {
@@ -260,6 +260,8 @@ void ScheduleFreeAdamW::update(const Item& item) {
   if (item.step == 1) copy(compute().context(), p.master(), z, compute().stream());  // z begins as y
   const std::span<double> rates = item.state->numbers[0].tensor.as<double>();
   rates[1] = std::max(rates[1], item.lr);
+  rates[2] =
+      options_.beta1;  // for those who read a checkpoint: with it y and z give the values for evaluation
   rates[0] += rates[1] * rates[1];
   const double weight = rates[0] == 0 ? 0 : rates[1] * rates[1] / rates[0];
   kernels::schedule_free_step(

@@ -26,6 +26,14 @@ inline void mark_swapped(const Parameter& p, std::string_view values) {
 }
 inline void mark_trained(const Parameter& p) { p.compute().attached<SwappedMasters>().of.erase(p.number()); }
 
+/// Whether other values are in the place of a master.
+template <class Parameters>
+bool any_swapped(const Parameters& parameters) {
+  for (const Parameter* p : parameters)
+    if (p->compute().template attached<SwappedMasters>().of.contains(p->number())) return true;
+  return false;
+}
+
 /// Throws bad_argument if other values are in the place of a master: `ema: update(): "w" holds the values for
 /// evaluation; swap_out() first`.
 template <class Parameters>

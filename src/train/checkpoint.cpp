@@ -14,6 +14,7 @@
 #include "train/stage_tensors.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
+#include "weft/nn/kernels.hpp"
 #include "weft/nn/path_pattern.hpp"
 
 namespace weft {
@@ -180,6 +181,59 @@ bool save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::i
   return save_listed(saves, directory, step, std::ref(list), extra, options);
 }
 
+constexpr std::string_view kZ = "optimizer.z.", kRates = "optimizer.rates.", kSteps = "optimizer.step.";
+
+std::string joined(std::string_view prefix, std::string_view path) {
+  return std::string(prefix).append(path);
+}
+
+// The beta1 of the ScheduleFreeAdamW that has trained the parameter; nothing if none has.
+std::optional<double> schedule_free_beta(const CheckpointReader& reader, Context& context,
+                                         std::string_view path) {
+  if (!reader.contains(joined(kZ, path)) || !reader.contains(joined(kRates, path))) return std::nullopt;
+  if (reader.read(context, joined(kSteps, path)).as<std::int64_t>()[0] == 0) return std::nullopt;
+  return reader.read(context, joined(kRates, path)).as<double>().back();
+}
+
+// y becomes x = y / b1 + (1 - 1/b1) z, as ScheduleFreeAdamW::swap_in() writes it.
+void to_evaluation(Compute& compute, const Tensor& y, const Tensor& z, double beta1) {
+  kernels::sgd_step(kernels_of(compute), y.data_ptr<float>(), nullptr, z.data_ptr<float>(), y.count(),
+                    {1 / beta1 - 1, 0, -1});
+}
+
+// The masters, which have been read from `folder`, become the values for evaluation.
+void masters_to_evaluation(const std::filesystem::path& folder, const DeviceMesh& mesh, const Saved& saved,
+                           const DeviceMesh* stages) {
+  const CheckpointReader reader = CheckpointReader::open(folder);
+  if (!has_values_for_evaluation(reader)) return;
+  struct Read {
+    Parameter* parameter;
+    double beta1;
+    Tensor z;
+  };
+  std::vector<Read> all;
+  for (Parameter* p : saved.parameters)
+    if (const auto beta1 = schedule_free_beta(reader, p->compute().context(), p->path()))
+      all.push_back(
+          {p, *beta1, Tensor(p->compute().context(), p->master().shape()).with_layout(p->master().layout())});
+  std::deque<std::string> names;
+  std::vector<MutableNamedView> list;
+  for (const Read& r : all)
+    list.push_back({names.emplace_back(joined(kZ, r.parameter->path())), r.z.view(), r.z.layout()});
+  std::optional<StageTensors> of_stages;
+  if (stages != nullptr && stages->size() > 1) list = of_stages.emplace(*stages, list).views();
+  LoadOptions options;
+  options.may_leave = [](std::string_view) { return true; };
+  load_listed(
+      folder, mesh, [&] { return list; }, options, "the model");
+  if (of_stages) of_stages->collect();
+  for (const Read& r : all) {
+    Compute& compute = r.parameter->compute();
+    to_evaluation(compute, r.parameter->write_master(), to_device(compute.context(), r.z, compute.stream()),
+                  r.beta1);
+  }
+}
+
 // `init`: null for the checkpoint of the same run. `stages`: the axis of a pipeline, of whose stages `saved`
 // has those of this rank; null: there is none.
 CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& mesh, const Saved& saved,
@@ -213,6 +267,7 @@ CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& me
       options, "the model");
   if (of_stages) of_stages->collect();
   host.write_back();
+  if (state.optimizer == nullptr) masters_to_evaluation(info.folder, mesh, saved, stages);
   if (!info.remapped.empty() && (init == nullptr || !init->remap) && !saved.parameters.empty() &&
       (!mesh || mesh.rank() == 0))
     saved.parameters[0]->compute().context().log().write(
@@ -258,6 +313,19 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                const Module& model, const TrainingState& state) {
   return load(directory, mesh, saved_of(model), state);
+}
+
+Tensor value_for_evaluation(const CheckpointReader& reader, Compute& compute, std::string_view path) {
+  Context& context = compute.context();
+  const Tensor stored = reader.read(context, joined("param.", path));
+  if (const auto beta1 = schedule_free_beta(reader, context, path))
+    to_evaluation(compute, stored, reader.read(context, joined(kZ, path)), *beta1);
+  return stored;
+}
+
+bool has_values_for_evaluation(const CheckpointReader& reader) {
+  return std::ranges::any_of(reader.names(),
+                             [](const std::string& name) { return name.starts_with(kRates); });
 }
 
 namespace {

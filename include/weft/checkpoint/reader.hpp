@@ -82,6 +82,9 @@ struct ExportOptions {
   /// Gives the name of a tensor in the file; "" leaves the tensor out. Empty: all tensors, under their own
   /// names.
   std::function<std::string(std::string_view name)> rename;
+  /// Gives the values to write for a tensor: on the host, with its dtype and shape; an empty Tensor, or no
+  /// function: the stored values.
+  std::function<Tensor(const CheckpointReader& reader, std::string_view name)> value = {};
 };
 
 /// Writes the global tensors of a checkpoint into one safetensors file, which appears complete or not at all.

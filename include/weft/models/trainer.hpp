@@ -169,8 +169,8 @@ class Trainer {
   };
   /// The loss of held-out batches: forward passes that keep nothing and draw no random numbers, one batch
   /// after the other. Nothing of the training changes: weights, steps, and the gradients of a backward().
-  /// With the averages in the place of the masters (Ema::Swapped) it evaluates the averages. Collective over
-  /// the mesh. Throws the errors of step() that concern batches.
+  /// With the averages in the place of the masters (Ema::Swapped) it evaluates the averages; with
+  /// ScheduleFreeAdamW its values for evaluation. Collective over the mesh. Throws the errors of step() that concern batches.
   Evaluation evaluate(std::span<const TokenBatch> batches) { return evaluate_any(batches); }
   Evaluation evaluate(std::span<const Batch> batches) { return evaluate_any(batches); }
 
@@ -178,8 +178,8 @@ class Trainer {
   /// Ema::Swapped averages(*trainer.ema())`. A step while averages are swapped in throws bad_argument on all
   /// ranks.
   Ema* ema() const noexcept { return ema_.get(); }
-  /// The optimizer, of the kind that Options::optimizer says. To evaluate with ScheduleFreeAdamW: `const
-  /// Optimizer::Swapped values(trainer.optimizer())`.
+  /// The optimizer, of the kind that Options::optimizer says. To read the values for evaluation of
+  /// ScheduleFreeAdamW: `const Optimizer::Swapped values(trainer.optimizer())`; evaluate() does so itself.
   Optimizer& optimizer() const noexcept { return *optimizer_; }
 
   /// The number of steps taken, which is the number of the next step.

@@ -5,6 +5,7 @@
 #include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/checkpoint/full_state.hpp"
+#include "weft/checkpoint/reader.hpp"
 #include "weft/checkpoint/remap.hpp"
 #include "weft/nn/module.hpp"
 #include "weft/nn/optimizer.hpp"
@@ -45,7 +46,8 @@ bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, 
                 const SaveOptions& options = {});
 
 /// Reads the masters of `parameters` and `state`. Without an optimizer it reads only parameters, and ignores
-/// stored optimizer states and averages. With an optimizer, stored averages that are not requested are an
+/// stored optimizer states and averages; if ScheduleFreeAdamW has trained them, the masters get the values
+/// for evaluation. With an optimizer, stored averages that are not requested are an
 /// error, like any other tensor that is not requested. Parameters must be materialised. Tensors that are
 /// stored under older names (remap_old_names() of weft/checkpoint/remap.hpp), and are not requested under
 /// these names, are read under the current names: CheckpointInfo::remapped lists them, and rank 0 logs one
@@ -56,6 +58,12 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
 /// Like the function above, for a whole model, with its buffers.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                const Module& model, const TrainingState& state);
+
+/// The parameter with this path as it is evaluated and exported: its global values, f32 on the host, which for
+/// ScheduleFreeAdamW are not those that are trained. Throws the errors of CheckpointReader::read().
+Tensor value_for_evaluation(const CheckpointReader& reader, Compute& compute, std::string_view path);
+/// Whether there is a parameter for which value_for_evaluation() differs from the stored values.
+bool has_values_for_evaluation(const CheckpointReader& reader);
 
 struct InitOptions {
   /// Patterns of paths, of parameters and buffers or of modules: these keep their values, and what the

@@ -26,6 +26,7 @@
 #ifdef WEFT_HAVE_TRAIN
 #include "weft/models/llama.hpp"
 #include "weft/models/transformer_text.hpp"
+#include "weft/train/checkpoint.hpp"
 #endif
 
 namespace weft::tools {
@@ -297,6 +298,18 @@ int export_file(const CheckpointFlags& flags) {
                                 [](const std::string& name) { return name.starts_with(kAverage); }))
     throw Error(ErrorCode::bad_argument, fmt::format("{} has no averages (\"{}*\") to export for --ema",
                                                      reader.info().folder.string(), kAverage));
+#ifdef WEFT_HAVE_TRAIN
+  Context context;
+  Compute compute(context);
+  const bool evaluates = !flags.ema && has_values_for_evaluation(reader);
+  if (evaluates) {
+    options.value = [&](const CheckpointReader& from, std::string_view name) {
+      if (!name.starts_with(kParameter)) return Tensor();
+      return value_for_evaluation(from, compute, name.substr(kParameter.size()));
+    };
+    fmt::print("schedule-free AdamW has trained it: {}* become the values for evaluation\n", kParameter);
+  }
+#endif
   const std::size_t count = export_checkpoint(flags.path, flags.file, options);
   fmt::print("{}: {} tensors, {}\n", flags.file, count,
              size_text(static_cast<std::int64_t>(std::filesystem::file_size(flags.file))));
