@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/hash.hpp"
 #include "base/mutant.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "train/float8_conversion.hpp"
@@ -187,6 +188,13 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
   built_.model = recipe_.build();
   if (built_.model == nullptr) refuse(fmt::format("recipe \"{}\" built no model", recipe_.name));
   if (recipe_.loss) built_.loss = recipe_.loss();
+  Fnv1a digest;
+  for (const std::string* text : {&recipe_.name, &recipe_.description}) digest.add(hash_of(*text));
+  for (const Parameter* p : built_.model->parameters()) {
+    digest.add(hash_of(p->path()));
+    for (const std::int64_t extent : p->global_shape()) digest.add(static_cast<std::uint64_t>(extent));
+  }
+  built_.recipe_digest = digest.value;
   for (Parameter* p : built_.model->parameters()) p->set_dtype(options_.dtype);
   if (options_.activations == DType::bf16 && options_.dtype != DType::bf16)
     refuse("options.activations is bf16 and options.dtype f32; expected bf16 of both");

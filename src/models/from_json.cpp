@@ -574,6 +574,7 @@ Recipe recipe_from_json(std::string_view text) {
   }
   Recipe recipe;
   recipe.name = "model";
+  recipe.description = all->dump();
   f.get("name", recipe.name);
   f.get("blocks", recipe.blocks);
   f.get("head", recipe.head);

@@ -9,6 +9,7 @@
 #include "weft/base/error.hpp"
 #include "weft/models/build.hpp"
 #include "weft/models/moe_transformer.hpp"
+#include "weft/models/transformer_text.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/tp/own_plan.hpp"
 
@@ -140,6 +141,7 @@ Recipe transformer_recipe(const TransformerConfig& config) {
   config.check();
   Recipe recipe;
   recipe.name = "transformer";
+  recipe.description = transformer_text(config);
   recipe.build = [config] { return std::make_unique<Transformer>(config); };
   recipe.divide = [config](const DeviceMesh& mesh, const std::string& tensor_axis) {
     return with_axis_of_kv_heads(mesh, tensor_axis, config.kv_heads);
@@ -159,7 +161,8 @@ Recipe transformer_recipe(const TransformerConfig& config) {
 Recipe moe_recipe(const MoETransformerConfig& config) {
   config.check();
   Recipe recipe = transformer_recipe(config.transformer);
-  recipe.name = "mixture of experts";
+  recipe.name = "mixture of experts";  // a Trainer compares the options of the mixtures themselves
+  recipe.description += fmt::format("every = {}", config.every);
   recipe.build = [config] { return std::make_unique<MoETransformer>(config); };
   recipe.split = [config](Module& model, const DeviceMesh& tensor, const BuildOptions& options) {
     split_over(model, tensor, moe_plan(config, options.tensor, options.loss_chunk > 0),
@@ -172,6 +175,9 @@ Recipe weather_recipe(const WeatherStageConfig& config) {
   config.check();
   Recipe recipe;
   recipe.name = "weather stage";
+  recipe.description = fmt::format("{} {} {} {} {} {} {} {} {}", config.dim, config.depth, config.head_dim,
+                                   config.local_window, config.global_window, config.mult, config.dropout,
+                                   config.init_std, config.attention_dropout);
   recipe.build = [config] { return std::make_unique<WeatherStage>(config); };
   recipe.blocks = {"layers.*"};
   recipe.loss = [] { return std::make_unique<MeanSquaredError>(); };

@@ -27,6 +27,7 @@
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/layouts.hpp"
+#include "weft/nn/norm.hpp"
 #include "weft/pp/grad_norm.hpp"
 #include "weft/train/gradients.hpp"
 
@@ -71,6 +72,11 @@ class CountedCall {
 };
 // The error of a rank that gives up; nobody sees it.
 Error given_up() { return {ErrorCode::aborted, "trainer: this rank has given up"}; }
+bool has_batch_norm(Module& model) {
+  bool has = false;
+  model.visit([&](Module& m) { has = has || dynamic_cast<BatchNorm*>(&m) != nullptr; });
+  return has;
+}
 // Returns a fault that is known before a step begins, other than a fault of its batches.
 std::optional<Error> out_of_place(const Ema* ema, const Optimizer& optimizer) {
   const bool averages = ema != nullptr && ema->swapped();
@@ -100,11 +106,16 @@ std::vector<Setting> settings_of(const Trainer::Options& o, const ParallelModel&
       float8 != nullptr ? float8->linears()->options() : Float8LinearOptions{};
   Fnv1a frozen;
   for (const std::string& pattern : build.frozen) frozen.add(hash_of(pattern));
+  Fnv1a identity;
+  identity.add(o.identity);
   Fnv1a converted;
   if (float8 != nullptr)
     for (const Float8Report::Layer& layer : float8->report().layers)  // of all stages of a pipeline
       if (layer.why_not.empty()) converted.add(hash_of(layer.path));
   return {
+      {"the model (its recipe, or the paths and shapes of its parameters)",
+       static_cast<std::int64_t>(model.recipe_digest)},
+      {"options.identity", static_cast<std::int64_t>(identity.value)},
       {"options.groups", static_cast<std::int64_t>(digest_of_groups(o.groups))},
       {"options.optimizer", static_cast<std::int64_t>(optimizer)},
       {"options.max_norm", of({o.max_norm})},
@@ -118,6 +129,7 @@ std::vector<Setting> settings_of(const Trainer::Options& o, const ParallelModel&
       {"options.freeze", static_cast<std::int64_t>(hash_of(to_string(o.freeze)))},
       {"options.ema", o.ema ? of({o.ema->decay, static_cast<double>(o.ema->warm_up)}) : 0},
       {"BuildOptions::exact", static_cast<std::int64_t>(build.exact)},
+      {"BuildOptions::loss_chunk", build.loss_chunk},
       {"BuildOptions::dtype", static_cast<std::int64_t>(build.dtype)},
       {"BuildOptions::activations", static_cast<std::int64_t>(build.activations)},
       {"BuildOptions::data", static_cast<std::int64_t>(build.data)},
@@ -159,6 +171,7 @@ Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
   if (!(options.max_norm >= 0))
     wrong(fmt::format("max_norm is {}; expected 0 (no clipping) or more", options.max_norm));
   if (options.loss_scale) scaler_.emplace(*options.loss_scale);
+  has_batch_norm_ = has_batch_norm(*model.model);
   options.freeze.check(model.model->parameters());
   freeze_at(0);
   make_optimizer_of_model();
@@ -289,6 +302,15 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   Fnv1a rows;
   for (const Batch& batch : to) rows.add(static_cast<std::uint64_t>(batch.global_rows));
   settings.push_back({"global_rows of the batches", static_cast<std::int64_t>(rows.value), !own});
+  // A batch norm counts its summands by the layout, as if all samples had the shape of this rank's samples.
+  Fnv1a samples;
+  if (has_batch_norm_)
+    for (const Batch& batch : to)
+      for (const Tensor& input : batch.inputs)
+        for (const std::int64_t extent : input.shape().values().subspan(1))
+          samples.add(static_cast<std::uint64_t>(extent));
+  settings.push_back({"the shape of a sample, for a model with a BatchNorm,",
+                      static_cast<std::int64_t>(samples.value), !own});
   // Represents a number that this rank does not know.
   constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
   Numbers mine{fault, content, ~content, rate, ~rate};

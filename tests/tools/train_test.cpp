@@ -944,6 +944,25 @@ TEST_F(TrainTest, ExactParity) {
   EXPECT_NE(hashes({"--seed", "2"}), one);
 }
 
+// Sizes that follow others follow those of the command line, too.
+TEST_F(TrainTest, SizesThatFollowOthersInATable) {
+  const auto shown = [&](const std::string& table, const Words& more) {
+    std::ofstream(folder_ / "table.toml") << "text = '" << file("text") << "'\n[model]\n" << table;
+    Words words{"train", "--config", file("table.toml"), "--print-config"};
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 0) << err();
+    std::string sizes;
+    std::istringstream in(out());
+    for (std::string line; std::getline(in, line);)
+      if (line.starts_with("kv_heads") || line.starts_with("ffn_hidden")) sizes += line + "\n";
+    return sizes;
+  };
+  EXPECT_EQ(shown("rope_theta = 50.0\n", {"--dim", "32", "--heads", "8"}), "kv_heads = 8\nffn_hidden = 96\n");
+  EXPECT_EQ(shown("dim = 64\nheads = 4\n", {}), "kv_heads = 4\nffn_hidden = 192\n");
+  EXPECT_EQ(shown("kv_heads = 2\nffn_hidden = 40\n", {"--dim", "32", "--heads", "8"}),
+            "kv_heads = 2\nffn_hidden = 40\n");
+}
+
 // Runs over several transports, and runs that stop on one mesh and go on on another.
 TEST_F(TrainTest, ExactParityOverTransportsAndOfResumedRuns) {
   std::ofstream(folder_ / "model.toml") << "text = '" << file("text")

@@ -157,6 +157,7 @@ struct ParallelModel {
   std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
   Exact exact = Exact::no;                   ///< of BuildOptions
   BuildOptions options;                      ///< with which it was built
+  std::uint64_t recipe_digest = 0;           ///< of the Recipe's name and description, and of the parameters
   /// In exact mode: refuses a training pass of a program's own loop without Pass::exact.
   HookHandle passes_are_exact;
   bool sequence_parallel = false;                     ///< of BuildOptions::tensor

@@ -34,6 +34,9 @@ struct TokenSizes {
 ///     ParallelModel built = build_parallel_model(pictures, mesh, compute, {.data = DataForm::fsdp});
 struct Recipe {
   std::string name;  ///< for errors
+  /// The sizes and options of the model, in any form. A Trainer compares them between the ranks, as it does the
+  /// paths and shapes of the parameters, which do not say all (heads, for example, or a norm's epsilon).
+  std::string description = {};
   /// Makes the tree with its names and global shapes, without memory.
   std::function<std::unique_ptr<Module>()> build;
   /// Splits the model over the tensor axis, or axes. Empty: by the own plans of its modules,

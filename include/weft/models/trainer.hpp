@@ -66,6 +66,8 @@ class Trainer {
     double max_norm = 1;  ///< gradients are clipped to this norm; 0: not at all
     NonFinite non_finite = NonFinite::error;
     std::uint64_t seed = 0;  ///< of the random numbers in a pass
+    /// What else must be equal on all ranks, such as a hash of the data: the first step compares it.
+    std::string identity = {};
     /// Dynamic loss scaling, for layers that compute gradients in f16. A step whose gradients are not finite
     /// is skipped by all ranks, whatever non_finite says, and the scale falls (weft/train/loss_scaler.hpp).
     /// With it, or with NonFinite::skip, float8 layers do not throw for gradients that are not finite.
@@ -247,6 +249,7 @@ class Trainer {
   ParallelModel* model_;
   Compute* compute_;
   Options options_;
+  bool has_batch_norm_ = false;
   std::unique_ptr<Optimizer> optimizer_;
   std::shared_ptr<MicroBatchGradients> apart_;  // of a pipeline in exact mode, in a step
   std::uint64_t digest_of_optimizer_ = 0;       // equal on all stages of a pipeline

@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include <regex>
+
 #include "config_file.hpp"
 #include "weft/models/transformer_text.hpp"
 
@@ -160,6 +162,12 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
         config.model = transformer_from_text(text, path, initial);
         if (config.model.max_seq == kUnnamed) config.model.max_seq = 0;
         if (config.model.vocab == kUnnamed) config.model.vocab = 0;
+        // Sizes that follow others do so behind the command line, which may change the others: fill_in().
+        const auto named = [&](const char* key) {
+          return std::regex_search(text, std::regex(fmt::format("(^|[\n{{,]) *\"?{}\"? *=", key)));
+        };
+        if (!named("kv_heads") && initial.kv_heads == 0) config.model.kv_heads = 0;
+        if (!named("ffn_hidden") && initial.ffn_hidden == 0) config.model.ffn_hidden = 0;
       },
       [&config] {
         return "# The model, as weft_transformer_create_from_text and transformer_from_text read it.\n" +

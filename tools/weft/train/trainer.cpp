@@ -75,11 +75,12 @@ OptimizerOptions optimizer_options(const TrainConfig& config) {
   return AdamW::Options{.weight_decay = decay};
 }
 
-Trainer::Options trainer_options(const TrainConfig& config) {
+Trainer::Options trainer_options(const TrainConfig& config, const std::string& identity) {
   Trainer::Options options{.optimizer = optimizer_options(config),
                            .groups = groups_of(config.groups),
                            .max_norm = config.max_norm,
-                           .seed = config.seed};
+                           .seed = config.seed,
+                           .identity = identity};
   if (config.loss_scale != 0) options.loss_scale = LossScaler::Options{.scale = config.loss_scale};
   options.label_smoothing = config.label_smoothing;
   options.z_loss = config.z_loss;
@@ -383,7 +384,7 @@ Training::Training(ProcessGroup& group, const TrainConfig& config, bool resumes)
       compute_(group.context(), threads_per_rank(config.threads, group.size())),
       parts_(
           built_of(config, DeviceMesh(group, config.check(group.size())), compute_, build_options(config))),
-      trainer_(initialised(parts_, config, resumes), compute_, trainer_options(config)),
+      trainer_(initialised(parts_, config, resumes), compute_, trainer_options(config, identity_)),
       schedule_(config.rates()),
       order_(data_.population(), config.seed),
       part_(Sampler(parts_.data, data_.population(), config.global_batch, config.seed).part()) {}
