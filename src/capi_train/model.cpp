@@ -489,16 +489,21 @@ weft_status weft_model_generate(weft_model* model, const weft_tokens* prompts, i
 weft_status weft_model_save(const weft_model* model, const char* directory, int64_t step, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     const capi::ModelState& m = capi::model_of(function, model);
-    weft::save_checkpoint(&capi::given(function, directory, "directory"), m.parts.mesh, step, *m.parts.model,
-                          nullptr);
+    const char* const to = &capi::given(function, directory, "directory");
+    if (m.parts.stages)
+      return weft::save_stages(to, m.parts.stages, step, m.parts.parameters(), m.parts.buffers(), nullptr);
+    weft::save_checkpoint(to, m.parts.mesh, step, *m.parts.model, nullptr);
   });
 }
 
 weft_status weft_model_load(weft_model* model, const char* directory, int64_t* step, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     const capi::ModelState& m = capi::model_of(function, model);
-    const weft::CheckpointInfo info = weft::load_checkpoint(&capi::given(function, directory, "directory"),
-                                                            m.parts.mesh, *m.parts.model, nullptr);
+    const char* const from = &capi::given(function, directory, "directory");
+    const weft::CheckpointInfo info =
+        m.parts.stages
+            ? weft::load_stages(from, m.parts.stages, m.parts.parameters(), m.parts.buffers(), nullptr)
+            : weft::load_checkpoint(from, m.parts.mesh, *m.parts.model, nullptr);
     if (step != nullptr) *step = info.step;
   });
 }

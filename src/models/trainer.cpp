@@ -28,6 +28,7 @@
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/layouts.hpp"
 #include "weft/nn/norm.hpp"
+#include "weft/nn/path_pattern.hpp"
 #include "weft/pp/grad_norm.hpp"
 #include "weft/train/gradients.hpp"
 

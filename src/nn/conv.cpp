@@ -43,9 +43,8 @@ void check(const Conv2dConfig& c) {
   const auto refuse = [](const std::string& text) {
     throw Error(ErrorCode::bad_argument, "conv2d: " + text);
   };
-  const auto at_least = [&](const char* what, const Extent2d& e, std::int64_t least) {
-    if (e.height < least || e.width < least)
-      refuse(fmt::format("{} is {}; expected at least {}", what, shown(e), least));
+  const auto at_least = [](const char* what, const Extent2d& e, std::int64_t least) {
+    maps::expect_extent("conv2d", what, e, least);
   };
   at_least("in", c.in, 1);
   at_least("out", c.out, 1);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+
 #include <algorithm>
 
 #include "nn/exact/sums.hpp"
@@ -41,9 +43,16 @@ void accumulate_both(Frame& frame, Parameter& gain, Parameter& bias, const Layou
   each(gain, [&](const Tensor& dgain) { each(bias, [&](const Tensor& dbias) { run(dgain, dbias); }); });
 }
 
+void expect_eps(const char* layer, double eps) {
+  if (!(eps >= 0 && std::isfinite(eps)))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: eps is {}; expected a finite number of 0 or more", layer, eps));
+}
+
 }  // namespace
 
 RMSNorm::RMSNorm(std::int64_t dim, double eps) : eps_(eps) {
+  expect_eps("rms norm", eps);
   weight = add("weight", std::make_shared<Parameter>(Shape{dim}, Constant{1.0}));
 }
 
@@ -160,6 +169,7 @@ Tensors exact_norm_backward(const Module& module, const Tensor& dy, Frame& frame
 LayerNorm::LayerNorm(std::int64_t dim, double eps) : LayerNorm(Shape{dim}, eps) {}
 
 LayerNorm::LayerNorm(const Shape& dims, double eps) : eps_(eps) {
+  expect_eps("layer norm", eps);
   if (dims.rank() == 0)
     throw Error(ErrorCode::bad_argument, "layer norm: dims is (); expected at least one dimension");
   weight = add("weight", std::make_shared<Parameter>(dims, Constant{1.0}));
@@ -220,6 +230,7 @@ Tensors LayerNorm::do_backward(Inputs gradients, Frame& frame) {
 }
 
 ChannelNorm::ChannelNorm(std::int64_t channels, double eps) : eps_(eps) {
+  expect_eps("channel norm", eps);
   g = add("g", std::make_shared<Parameter>(Shape{1, channels, 1, 1}, Constant{1.0}));
   b = add("b", std::make_shared<Parameter>(Shape{1, channels, 1, 1}));
   g->set_decays(false);
@@ -254,6 +265,7 @@ Tensors ChannelNorm::do_backward(Inputs gradients, Frame& frame) {
 }
 
 GroupNorm::GroupNorm(std::int64_t groups, std::int64_t channels, double eps) : groups_(groups), eps_(eps) {
+  expect_eps("group norm", eps);
   if (groups < 1 || channels < 1 || channels % groups != 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("group norm: {} channels in {} groups; expected at least 1 of both, and groups "

@@ -1,12 +1,16 @@
 // Averages and label smoothing of the Trainer, on every mesh.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <memory>
 
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/trainer.hpp"
+#include "weft/nn/norm.hpp"
 
 namespace weft::trainer_options_test {
 namespace {
@@ -199,6 +203,83 @@ TEST(TrainerOptions, ThatAreOutOfRangeAreNamed) {
     EXPECT_EQ(text({.ema = Ema::Options{.decay = 1}}),
               "ema: decay is 1; expected 0 or more, and less than 1");
   });
+}
+
+// Ranks whose models differ in what shapes do not say, and data that a program compares.
+TEST(TrainerOptions, DifferentModelsAndDataAreRefused) {
+  const auto step_with = [](const std::function<void(TransformerConfig&)>& on_rank_1,
+                            const std::string& identity) {
+    std::string text;
+    test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+      Compute compute(rank.context, 1);
+      const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
+      TransformerConfig config = Built::config();
+      if (rank.rank == 1) on_rank_1(config);
+      ParallelModel model = build_parallel_model(config, mesh, compute, {});
+      Trainer trainer(model, compute, {.identity = rank.rank == 1 ? identity : "book"});
+      const std::vector<std::int64_t> tokens(kSequence, 3);
+      const TokenBatch batch{tokens.data(), tokens.data(), 1, kSequence, 2};
+      const std::string own = test::error_text([&] { trainer.step({&batch, 1}, 0.01); });
+      if (rank.rank == 0) text = own;
+    });
+    return text;
+  };
+  const std::string model =
+      "bad_argument: trainer: the model (its recipe, or the paths and shapes of its parameters) is not the "
+      "same on all ranks of dp=2 x tp=1; expected the same";
+  EXPECT_EQ(step_with([](TransformerConfig& c) { c.norm_eps = 1e-3; }, "book"), model);
+  EXPECT_EQ(step_with([](TransformerConfig& c) { c.rope_theta = 50; }, "book"), model);
+  EXPECT_EQ(step_with([](TransformerConfig& c) { c.heads = 2; }, "book"), model);
+  EXPECT_EQ(step_with([](TransformerConfig& c) { c.ffn_hidden = 40; }, "book"), model);
+  EXPECT_EQ(
+      step_with([](TransformerConfig&) {}, "another book"),
+      "bad_argument: trainer: options.identity is not the same on all ranks of dp=2 x tp=1; expected the "
+      "same");
+  EXPECT_EQ(step_with([](TransformerConfig&) {}, "book"), "no error");
+}
+
+// A batch norm counts by the layout, so the samples of all ranks must have one shape.
+TEST(TrainerOptions, SamplesOfDifferentShapesWithABatchNormAreRefused) {
+  for (const bool normed : {true, false})
+    test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+      Compute compute(rank.context, 1);
+      const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
+      Recipe recipe;
+      recipe.name = "maps";
+      recipe.build = [normed]() -> std::unique_ptr<Module> {
+        if (normed) return std::make_unique<BatchNorm>(3);
+        return std::make_unique<GroupNorm>(1, 3);
+      };
+      recipe.loss = [] { return std::make_unique<MeanSquaredError>(); };
+      ParallelModel model = build_parallel_model(recipe, mesh, compute, {});
+      Trainer trainer(model, compute, {});
+      const Tensor x(rank.context, {2, 3, 4, 5 + rank.rank});
+      std::fill_n(x.f32().data(), x.count(), 1.0f);
+      const Batch batch{.inputs = {x}, .targets = {x}};
+      EXPECT_EQ(
+          test::error_text([&] {
+            trainer.step({&batch, 1}, 0.01);
+          }),
+          normed ? "bad_argument: trainer: the shape of a sample, for a model with a BatchNorm, is not the "
+                   "same on all ranks of dp=2 x tp=1; expected the same"
+                 : "no error");
+    });
+}
+
+// Stages have different matrices, and a pattern may be of another stage.
+TEST(TrainerOptions, MuonInAPipeline) {
+  const auto losses = [](int stages) {
+    std::vector<double> all;
+    test::run_ranks(Ranks::threads, stages, [&](Rank& rank) {
+      Built built(rank, {{"pp", stages}, {"dp", 1}, {"tp", 1}}, {.pipeline_axis = "pp", .seed = 3});
+      Trainer trainer(built.model, built.compute, {.optimizer = Muon::Options{.adamw_for = {"output_head"}}});
+      std::vector<double> own;
+      for (int i = 0; i < 3; ++i) own.push_back(built.step(trainer, i).loss);
+      if (rank.rank == 0) all = own;
+    });
+    return all;
+  };
+  EXPECT_EQ(losses(2), losses(1));
 }
 
 }  // namespace

@@ -192,6 +192,11 @@ TEST(BatchNormLayer, RefusesWhatDoesNotFit) {
   };
   EXPECT_EQ(refused(0, {}), "batch norm: channels is 0; expected at least 1");
   EXPECT_EQ(refused(1, {.eps = 0}), "batch norm: eps is 0; expected more than 0");
+  const std::string wrong = ": eps is -1; expected a finite number of 0 or more";
+  EXPECT_EQ(error_text([] { RMSNorm(3, -1); }), "bad_argument: rms norm" + wrong);
+  EXPECT_EQ(error_text([] { LayerNorm(3, -1); }), "bad_argument: layer norm" + wrong);
+  EXPECT_EQ(error_text([] { ChannelNorm(3, -1); }), "bad_argument: channel norm" + wrong);
+  EXPECT_EQ(error_text([] { GroupNorm(1, 3, -1); }), "bad_argument: group norm" + wrong);
   EXPECT_EQ(refused(1, {.momentum = 1.5}), "batch norm: momentum is 1.5; expected 0 to 1");
   BatchNorm layer(2);
   set_up(layer, bench.compute);

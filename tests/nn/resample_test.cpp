@@ -108,6 +108,20 @@ TEST(AdaptiveAvgPool2d, MeansOfParts) {
   });
   EXPECT_EQ(error_text([] { AdaptiveAvgPool2d{0}; }),
             "bad_argument: adaptive avg pool: out is 0; expected at least 1");
+  constexpr std::int64_t kLarge = std::int64_t{1} << 40;
+  const std::string most = " is 1099511627776; expected at most 16777216";
+  EXPECT_EQ(error_text([&] { AdaptiveAvgPool2d{Extent2d(kLarge)}; }),
+            "bad_argument: adaptive avg pool: out" + most);
+  EXPECT_EQ(error_text([&] { Resize2d({.scale = Extent2d(kLarge)}); }),
+            "bad_argument: resize2d: scale" + most);
+  EXPECT_EQ(error_text([&] { Resize2d({.out = Extent2d(kLarge)}); }),
+            "bad_argument: resize2d: out" + most);
+  EXPECT_EQ(error_text([&] { AvgPool2d({.kernel = Extent2d(kLarge)}); }),
+            "bad_argument: avg pool: kernel" + most);
+  EXPECT_EQ(error_text([&] { Pad2d({.top = kLarge}); }), "bad_argument: pad2d: top" + most);
+  EXPECT_EQ(error_text([&] { PixelShuffle{kLarge}; }), "bad_argument: pixel shuffle: factor" + most);
+  EXPECT_EQ(error_text([&] { Conv2d({.in = 1, .out = 1, .kernel = 3, .dilation = Extent2d(kLarge)}); }),
+            "bad_argument: conv2d: dilation" + most);
 }
 
 TEST(MaxPool2d, LargestOfKernels) {

@@ -27,7 +27,7 @@ using tools::Losses;
 constexpr double kTolerance = 1e-5;
 
 struct Mesh {
-  std::string name;
+  std::string name = {};
   int dp = 1, tp = 1;
   bool sharded = false, sequence_parallel = false, vocabulary = false;
 };

@@ -21,8 +21,7 @@ void check(const ConvTranspose2dConfig& c) {
                                        {"output_padding", c.output_padding, 0},
                                        {"dilation", c.dilation, 1},
                                        {"groups", Extent2d(c.groups), 1}})
-    if (e.height < least || e.width < least)
-      refuse(fmt::format("{} is {}; expected at least {}", what, maps::shown(e), least));
+    maps::expect_extent("conv transpose2d", what, e, least);
   for (const auto& [what, channels] : {std::pair{"in", c.in}, std::pair{"out", c.out}})
     if (channels % c.groups != 0)
       refuse(fmt::format("{} {} does not divide into groups {}", what, channels, c.groups));
@@ -92,9 +91,7 @@ Tensors ConvTranspose2d::do_backward(Inputs gradients, Frame& frame) {
 }
 
 PixelShuffle::PixelShuffle(std::int64_t factor) : factor_(factor) {
-  if (factor < 1)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("pixel shuffle: factor is {}; expected at least 1", factor));
+  maps::expect_extent("pixel shuffle", "factor", Extent2d(factor), 1);
 }
 
 Tensors PixelShuffle::do_forward(Inputs inputs, Frame& frame) {

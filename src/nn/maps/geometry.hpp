@@ -15,6 +15,20 @@ inline std::string shown(const Extent2d& e) {
   return e.height == e.width ? std::to_string(e.height) : fmt::format("{}x{}", e.height, e.width);
 }
 
+/// The most pixels of an extent, a padding or a factor: above any map, and low enough that no product of two
+/// such numbers overflows.
+inline constexpr std::int64_t kMostPixels = std::int64_t{1} << 24;
+
+/// Throws bad_argument unless both numbers are `least` to kMostPixels. `layer`: its name, as in "avg pool".
+inline void expect_extent(const char* layer, const char* what, const Extent2d& e, std::int64_t least) {
+  if (std::min(e.height, e.width) < least)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: {} is {}; expected at least {}", layer, what, shown(e), least));
+  if (std::max(e.height, e.width) > kMostPixels)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: {} is {}; expected at most {}", layer, what, shown(e), kMostPixels));
+}
+
 /// Throws unless x is f32 (batch, channels, height, width) and holds whole values.
 inline void expect_map(const Module& module, const Tensor& x) {
   const TensorName what = layouts::named(module, "x");

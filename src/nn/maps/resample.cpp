@@ -19,8 +19,7 @@ void check_pool(const char* layer, const Pool2dConfig& c, bool dilates) {
   };
   for (const auto& [what, e] :
        {std::pair{"kernel", c.kernel}, {"stride", c.stride}, {"dilation", c.dilation}})
-    if (e.height < 1 || e.width < 1)
-      refuse(fmt::format("{} is {}; expected at least 1", what, maps::shown(e)));
+    maps::expect_extent(layer, what, e, 1);
   if (c.padding.height < 0 || c.padding.width < 0 || 2 * c.padding.height > c.kernel.height ||
       2 * c.padding.width > c.kernel.width)
     refuse(fmt::format("padding is {}; expected 0 to half of kernel {}", maps::shown(c.padding),
@@ -70,8 +69,7 @@ Pad2d::Pad2d(const Pad2dConfig& config) : config_(config) {
                                 {"bottom", config.bottom},
                                 {"left", config.left},
                                 {"right", config.right}})
-    if (n < 0)
-      throw Error(ErrorCode::bad_argument, fmt::format("pad2d: {} is {}; expected at least 0", what, n));
+    maps::expect_extent("pad2d", what, Extent2d(n), 0);
 }
 
 namespace {
@@ -107,9 +105,7 @@ Taps AvgPool2d::columns(std::int64_t width) const {
 }
 
 AdaptiveAvgPool2d::AdaptiveAvgPool2d(const Extent2d& out) : out_(out) {
-  if (out.height < 1 || out.width < 1)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("adaptive avg pool: out is {}; expected at least 1", maps::shown(out)));
+  maps::expect_extent("adaptive avg pool", "out", out, 1);
 }
 
 Taps AdaptiveAvgPool2d::rows(std::int64_t height) const {
@@ -128,11 +124,17 @@ Resize2d::Resize2d(const Resize2dConfig& config) : config_(config) {
                 fmt::format("resize2d: out is {}, scale is {}; expected an out of at least 1, or out 0 and a "
                             "scale of at least 1",
                             maps::shown(config.out), maps::shown(config.scale)));
+  maps::expect_extent("resize2d", "out", config.out, 0);
+  maps::expect_extent("resize2d", "scale", config.scale, 1);
 }
 
 Taps Resize2d::taps(const char* what, std::int64_t n, std::int64_t out, std::int64_t scale) const {
   maps::expect_some(*this, what, n);
   const std::int64_t to = out > 0 ? out : n * scale;
+  if (to > maps::kMostPixels)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} has {} {}, which scale {} makes {}; expected at most {}",
+                            layouts::named(*this, "x").text(), what, n, scale, to, maps::kMostPixels));
   return config_.mode == Resizing::nearest ? taps::nearest(n, to)
                                            : taps::linear(n, to, config_.align_corners);
 }
