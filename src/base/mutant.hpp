@@ -1,5 +1,6 @@
-// Intended mistakes, for tests of what tests find (tests/tools/check_test.cpp and others): a build with WEFT_MUTATIONS
-// makes the mistake that the variable WEFT_MUTANT names. In other builds it is a constant false.
+// Intended mistakes, for tests of what tests find (tests/tools/check_test.cpp and others): a build with
+// WEFT_MUTATIONS makes the mistake that the variable WEFT_MUTANT names. In other builds it is a constant
+// false.
 #pragma once
 
 #if defined(WEFT_MUTATIONS)

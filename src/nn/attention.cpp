@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/mutant.hpp"
 #include "nn/exact/heads.hpp"
 #include "nn/operands.hpp"
 #include "nn/shared_heads.hpp"
@@ -82,7 +83,8 @@ HeadsBackward begin_heads_backward(const Module& module, Linear& o_proj, Inputs 
   const Tensors kept = frame.pop(module);
   const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3];
   layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
-  const LayoutRef of_dk = shared_heads::of_shared_gradient(q.layout(), k.layout());
+  const LayoutRef of_dk =
+      WEFT_MUTANT("heads_unsummed") ? k.layout() : shared_heads::of_shared_gradient(q.layout(), k.layout());
   return {dout,
           q,
           k,

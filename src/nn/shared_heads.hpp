@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include "base/mutant.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/layouts.hpp"
 
@@ -63,7 +62,7 @@ inline LayoutRef of_shared_gradient(const LayoutRef& q, const LayoutRef& k) {
   if (q == nullptr || k == nullptr) return k;
   Placements placements = k->placements;
   for (std::size_t axis = 0; axis < placements.size(); ++axis)
-    if (shared(*q, *k, axis) && !WEFT_MUTANT("heads_unsummed")) placements[axis] = Partial{};
+    if (shared(*q, *k, axis)) placements[axis] = Partial{};
   return k->with(std::move(placements));
 }
 

@@ -1,5 +1,5 @@
-// A loss that is computed for some tokens at a time, on every mesh: the losses, gradients and evaluations of a
-// model that computes it at once, and less memory.
+// A loss that is computed for some tokens at a time, on every mesh: the losses, gradients and evaluations of
+// a model that computes it at once, and less memory.
 #include "weft/nn/loss_in_chunks.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// Without exact mode, the losses of a training on any mesh differ from those on one rank as rounding does. With
-// the mutants of weft_train (parity_mutants_test.cpp), they differ as a fault does.
+// Without exact mode, the losses of a training on any mesh differ from those on one rank as rounding does.
+// With the mutants of weft_train (parity_mutants_test.cpp), they differ as a fault does.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -86,7 +86,7 @@ Losses losses_on(const Mesh& on, const Job& job) {
   return losses;
 }
 
-// As `weft parity` judges.
+// The check of `weft parity`.
 void expect_parity(const std::vector<Mesh>& meshes, const Job& job) {
   std::vector<Losses> losses;
   std::vector<std::string> names;

@@ -34,8 +34,8 @@ struct TokenSizes {
 ///     ParallelModel built = build_parallel_model(pictures, mesh, compute, {.data = DataForm::fsdp});
 struct Recipe {
   std::string name;  ///< for errors
-  /// The sizes and options of the model, in any form. A Trainer compares them between the ranks, as it does the
-  /// paths and shapes of the parameters, which do not say all (heads, for example, or a norm's epsilon).
+  /// The sizes and options of the model, in any form. A Trainer compares them between the ranks, as it does
+  /// the paths and shapes of the parameters, which do not say all (heads, for example, or a norm's epsilon).
   std::string description = {};
   /// Makes the tree with its names and global shapes, without memory.
   std::function<std::unique_ptr<Module>()> build;
@@ -59,8 +59,8 @@ struct Recipe {
   /// over the data axes. Empty: `rows`. Maps are cut in space after that.
   std::function<LayoutRef(const LayoutRef& rows, const Shape& global)> place = {};
   std::optional<TokenSizes> tokens = {};  ///< of a model of tokens
-  /// The path of the last layer, whose output is that of the model: BuildOptions::loss_chunk computes the loss
-  /// there. Empty: the model has no such layer.
+  /// The path of the last layer, whose output is that of the model: BuildOptions::loss_chunk computes the
+  /// loss there. Empty: the model has no such layer.
   std::string head = {};
   /// The modules through which a forward pass goes, one after the other, as patterns (pipeline_path()).
   /// Empty: the model cannot be a pipeline.

@@ -66,7 +66,7 @@ class Trainer {
     double max_norm = 1;  ///< gradients are clipped to this norm; 0: not at all
     NonFinite non_finite = NonFinite::error;
     std::uint64_t seed = 0;  ///< of the random numbers in a pass
-    /// What else must be equal on all ranks, such as a hash of the data: the first step compares it.
+    /// Anything else that must be equal on all ranks, such as a hash of the data: each step compares it.
     std::string identity = {};
     /// Dynamic loss scaling, for layers that compute gradients in f16. A step whose gradients are not finite
     /// is skipped by all ranks, whatever non_finite says, and the scale falls (weft/train/loss_scaler.hpp).
@@ -172,7 +172,8 @@ class Trainer {
   /// The loss of held-out batches: forward passes that keep nothing and draw no random numbers, one batch
   /// after the other. Nothing of the training changes: weights, steps, and the gradients of a backward().
   /// With the averages in the place of the masters (Ema::Swapped) it evaluates the averages; with
-  /// ScheduleFreeAdamW its values for evaluation. Collective over the mesh. Throws the errors of step() that concern batches.
+  /// ScheduleFreeAdamW its values for evaluation. Collective over the mesh. Throws the errors of step() that
+  /// concern batches.
   Evaluation evaluate(std::span<const TokenBatch> batches) { return evaluate_any(batches); }
   Evaluation evaluate(std::span<const Batch> batches) { return evaluate_any(batches); }
 

@@ -59,8 +59,8 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                const Module& model, const TrainingState& state);
 
-/// The parameter with this path as it is evaluated and exported: its global values, f32 on the host, which for
-/// ScheduleFreeAdamW are not those that are trained. Throws the errors of CheckpointReader::read().
+/// The parameter with this path as it is evaluated and exported: its global values, f32 on the host, which
+/// for ScheduleFreeAdamW are not those that are trained. Throws the errors of CheckpointReader::read().
 Tensor value_for_evaluation(const CheckpointReader& reader, Compute& compute, std::string_view path);
 /// Whether there is a parameter for which value_for_evaluation() differs from the stored values.
 bool has_values_for_evaluation(const CheckpointReader& reader);
