@@ -14,10 +14,10 @@ A function is collective where
   collective", "Called by every rank";
 - or it is a function of ProcessGroup that begins a call, or makes a group.
 
-The other way round, each function on the page must be in a header.
+In the opposite direction, each function on the page must be in a header.
 
 A function of C has the rows of the C++ function that it calls. For libweft tools/c_api_names.txt gives that
-function, for the other libraries TWINS below; the definition in src/ must call it. A function of C is
+function, for the other libraries TWINS below. The definition in src/ must call it. A function of C is
 collective if its comment says so (SAYS_C), if the C++ function is on the page, or if its comment begins with
 "The same ..." and stands below a collective function. A function that exists only in C has its own rows. A
 function or class of Python whose docstring says that ranks call it together must name, in its own code, a
@@ -96,8 +96,8 @@ def words_of(comment):
 
 
 def functions_of(text):
-    """(names that are collective, all names) of a header: free functions by their name, others with that
-    of their class."""
+    """(names that are collective, all names) of a header. Free functions have their name, others that of
+    their class, too."""
     lines = text.splitlines()
     head = words_of([l for l in lines[:60] if l.startswith("// ")])
     whole_file = bool(FILE_SAYS.search(head))
@@ -218,7 +218,7 @@ def c_functions_of(text):
 
 
 def body_of(source, function):
-    """The definition of a C function; None if there is none."""
+    """The definition of a C function. None if there is none."""
     match = re.search(rf"^(?:static inline )?weft_status {function}\(.*?^}}", source, re.DOTALL | re.MULTILINE)
     return match[0] if match else None
 

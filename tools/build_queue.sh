@@ -4,16 +4,16 @@
 #
 #   tools/build_queue.sh RUN "PRESET [TARGET...]" ...
 #
-# For each preset: build/PRESET.output holds the tools' output, build/PRESET.report the text for the user, and
-# build/PRESET.status.RUN the exit status, which appears when the build is done. RUN distinguishes the results
-# of one run from another's.
+# For each preset, build/PRESET.output holds the tools' output. build/PRESET.report holds the text for the
+# user. build/PRESET.status.RUN holds the exit status; it appears when the build is done. RUN distinguishes
+# the results of one run from another's.
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$weft_root" || exit 1
 run=$1
 shift
 
-# Only one queue may run at a time: the queue of a killed run may still be there.
+# Only one queue may run at a time, since the queue of a killed run may still be there.
 mkdir -p build
 exec 9>build/.queue
 flock 9

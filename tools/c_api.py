@@ -65,7 +65,7 @@ def statements(text):
 
 
 def split_list(text):
-    """Parts between commas outside of parentheses."""
+    """Returns the parts between commas that are outside parentheses."""
     parts, depth, part = [], 0, ""
     for c in text:
         depth += {"(": 1, ")": -1}.get(c, 0)
@@ -352,7 +352,7 @@ class Cases:
         return self.api["types"].get(name, "")
 
     def good_value(self, function, param):
-        """A C expression that function accepts for param; None if there is none."""
+        """A C expression that function accepts for param. None if there is none."""
         kind = param["type"]
         if f"good_{function['name']}_{param['name']}" in self.good:
             return f"good_{function['name']}_{param['name']}"
@@ -509,7 +509,7 @@ class Cases:
 
 
     def plain_of_handle(self, function, handle):
-        """A function that destroys a handle ignores an address that is none, and says so on stderr; a
+        """A function that destroys a handle ignores an invalid address, and reports it on stderr; a
         query answers as for NULL."""
         name, what, other = function["name"], function["params"][0]["name"], self.other_handle(handle)
         call = "(void)" if function["returns"] != "void" else ""

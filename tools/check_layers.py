@@ -111,8 +111,8 @@ PLAIN_STREAMS = "src/base/text/plain_streams.hpp"
 STREAM = re.compile(r"\bstd::w?([io]?(?:stringstream|fstream))\b")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-# Standard and system headers that a public header may name: headers without a folder, or in one of the
-# folders of the kernel and the C library.
+# Standard and system headers that a public header may name. They are headers without a folder, or in one of
+# the folders of the kernel and the C library.
 SYSTEM_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "bits/", "asm/")
 
 # A Store by its usual names; its functions, and how many arguments they take including the deadline.
@@ -240,8 +240,8 @@ def wrongly_listed_mutants(tree):
 
 
 def too_far_by_others(tree):
-    """For each public header: the first include that leads, through other headers, to a layer that it may not
-    know."""
+    """For each public header, the first include that leads, through other headers, to a layer that it may
+    not know."""
     includes = {}
     for file in sorted((tree / "include").rglob("*.hpp")):
         lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)

@@ -51,6 +51,12 @@ WORDS = {
     r"whoever": "the rank that, the caller, code that",
     r"but for": "except for",
     r"hearings?": "synchronisation",
+    r"now and then": "from time to time",
+    r"the other way (round|about)": "in the opposite direction, or the sentence in full",
+    r"in vain": "without success",
+    r"for ever": "without end",
+    r"to be called": "call this",
+    r"that (is|are) none": "invalid",
 }
 WORD = re.compile(r"\b(" + "|".join(WORDS) + r")\b", re.I)
 
@@ -293,6 +299,8 @@ def self_test():
         ("src/b.cpp", 2, "int a;\n// A rank waits. What it waits for is\n// written."): 'opens with "What"',
         ("src/c.hpp", 1, "int a;  // " + "word " * 30): "columns",
         ("src/d.cpp", 2, "/** The caller\n *  wishes it. */"): "the field says: request",
+        ("src/g.cpp", 1, "// A rank polls now\n// and then."): "the field says: from time to time",
+        ("src/h.cpp", 1, "// Throws for a name that is none."): "the field says: invalid",
         ("src/e.py", 2, 'def f():\n    """Who calls it waits."""\n'): 'opens with "Who"',
         ("tools/f.sh", 2, "#!/bin/bash\n# Those of a rank wait.\n"): 'opens with "Those of"',
     }

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The main demo, on real input: trains a small transformer on a text that every Debian system has, over 4
+# The main demo, on real input. It trains a small transformer on a text that every Debian system has, over 4
 # ranks (processes over shared memory). The training begins on dp 2 x tp 2, and goes on from checkpoints on tp
 # 4, and with parameters divided over dp 4. A tenth of the text is held out, and the loss on it is printed.
-# The model then continues a text. At the end stands the parity table: the losses of the first 50 steps of
+# The model then continues a text. At the end it prints the parity table: the losses of the first 50 steps of
 # this training on five meshes, side by side. Installs missing packages from Debian (prints the command if
 # not root). Takes a few minutes, most of it for compiling.
 #

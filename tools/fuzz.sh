@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Fuzzes the code that reads bytes from others (tests/fuzz): the store's server, client and file, texts,
-# bootstrap infos, safetensors files and indices of checkpoints; and random calls of weft.h, `capi`. `capi`
-# runs only if it is named, because all of libweft is compiled for it, which takes minutes. Starts from the
-# targets' seeds and tests/fuzz/corpus. Inputs that it finds stay in build/fuzz/found/<target>; a crash also
-# prints its input.
+# Fuzzes the code that reads bytes from other processes (tests/fuzz): the store's server, client and file,
+# texts, bootstrap infos, safetensors files and indices of checkpoints. It also fuzzes random calls of weft.h
+# (`capi`). `capi` runs only if it is named, because all of libweft is compiled for it, which takes minutes.
+# Starts from the targets' seeds and tests/fuzz/corpus. Inputs that it finds stay in
+# build/fuzz/found/<target>; a crash also prints its input.
 #
 #   tools/fuzz.sh                    every target for 3 seconds
 #   tools/fuzz.sh SECONDS [TARGET…]  those targets, for so long each

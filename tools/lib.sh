@@ -1,4 +1,4 @@
-# Functions that the scripts of this folder share. To be sourced by bash; defines only functions and
+# Functions that the scripts of this folder share. For use by `source` in bash. It defines only functions and
 # `weft_root`.
 
 weft_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -21,7 +21,7 @@ missing_packages() {
   done
 }
 
-# install_missing GROUP: installs these packages as root; otherwise prints the command that would install
+# install_missing GROUP: installs these packages as root. Otherwise it prints the command that would install
 # them, and exits with 1.
 install_missing() {
   local missing
@@ -55,7 +55,7 @@ apt_get() {
     --no-install-recommends "$command" "$@" </dev/null
 }
 
-# build PRESET [TARGET...]: configures and builds the preset. On a terminal it shows its progress; otherwise
+# build PRESET [TARGET...]: configures and builds the preset. On a terminal it shows its progress. Otherwise
 # it prints output only if something fails.
 build() {
   # With names relative to the tree, ccache finds results of another clone of this tree.

@@ -110,7 +110,7 @@ ATTRIBUTES = {  # of attributes, and results of properties, methods and function
     "convert": "int", "export": "int", "gather_full_state": "dict[str, Any]", "latest": "tuple[str, int] | None", "load": "tuple[int, str]", "save": "None",
     "set_full_state": "None", "verify": "list[str]", "close": "None", "done": "bool", "wait": "Any", "__await__": "Generator[Any, None, Any]", "__init__": "None",
 }
-# Nobody calls these classes.
+# No code calls these classes.
 GIVEN_BY_CALLS = {"Exchange", "PersistentExchange", "Group", "Message", "Store", "Transfer", "Work", "SharedTensor", "Batch", "Persistent"}
 SPECIAL = ("__getitem__", "__await__", "__dlpack__", "__dlpack_device__")
 # Set by __init__, no slots.

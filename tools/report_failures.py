@@ -31,7 +31,7 @@ def failed(lines):
 
 
 def shortened(output):
-    """The lines near those that say what failed; all lines, if no line says so. At most the first KEPT."""
+    """The lines near those that say what failed. All lines, if no line says so. At most the first KEPT."""
     lines = [line for line in output if line.strip() and not NOISE.match(line)]
     telling = [i for i, line in enumerate(lines) if TELLING.search(line)]
     near = sorted({j for i in telling for j in range(i - 1, i + 6) if 0 <= j < len(lines)})

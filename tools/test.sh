@@ -2,7 +2,7 @@
 # Builds and checks: layers, layout, the release build with all tests, base to group under the address and
 # undefined sanitizers, code that shares memory between threads under the thread sanitizer, libweft with clang
 # 14, and clang-tidy on changed files. Installs missing packages from Debian (prints the command if not root).
-# Its last lines are ctest's own summary of the release tests; the exit status covers all checks.
+# Its last lines are ctest's own summary of the release tests. The exit status covers all checks.
 #
 # Tests wait more than they compute, so the next preset is built in the time that they leave
 # (tools/build_queue.sh).
@@ -190,8 +190,8 @@ await_build() {
   return "$(cat "build/$preset.status.$$")"
 }
 
-# sanitized PRESET LABELS: runs the tests that have one of these labels (a|b); tests with the label "full"
-# only if that is the tier.
+# sanitized PRESET LABELS: runs the tests that have one of these labels (a|b). It runs tests with the label
+# "full" only if that is the tier.
 sanitized() {
   local preset=$1 labels=$2
   await_build "$preset" || return
@@ -240,7 +240,7 @@ report_unsteady() {
 }
 
 # Makes the environment of the tests over torch and JAX, and of types, if it is missing. Tests whose
-# environment cannot be had skip themselves by name, and this function says why.
+# environment cannot be allocated skip themselves by name, and this function says why.
 python_packages() {
   local module
   local versions  # of torch: the tests run with the newest that there is, and with the older ones that are stated as tested

@@ -9,7 +9,7 @@ The second form prints the steps of a run with their sum, and a warning if the s
 depends on the machine.
 
 A test may take BUDGET_S, or its value in OWN_BUDGET_S. With --strict (tools/test.sh --full) a test that takes
-more than twice its budget is an error: the machine may be busy, but not for ever. Exit status 1 if there is
+more than twice its budget is an error. The machine may be busy, but not forever. Exit status 1 if there is
 any such test.
 """
 import pathlib

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Prints the interpreter that runs the tests of weft over torch, or over other packages. It is that of
-# WEFT_TEST_PYTHON; otherwise that of the first virtual environment which has pytest and the requested
-# packages: the folders of WEFT_TEST_VENV (several: between colons), otherwise one outside of the tree,
+# Prints the interpreter that runs the tests of weft over torch, or over other packages. It is the Python of
+# WEFT_TEST_PYTHON. Otherwise it is that of the first virtual environment which has pytest and the requested
+# packages: the folders of WEFT_TEST_VENV (separated by colons), otherwise one outside of the tree,
 # ~/.cache/weft/torch. A version of a package has its own folder, for example ~/.cache/weft/torch-2.14. Fails
 # if there is none.
 #

@@ -34,8 +34,8 @@ OTHER = {"a reduction": "group.all_reduce(x, op=weft.Reduction('own', lambda a, 
 
 @pytest.mark.parametrize("what", list(AT_THE_END))
 def test_a_process_ends_while(what, tmp_path):
-    """CPython ends a thread that asks for the GIL of an interpreter that ends (to 3.13), or it waits for
-    ever (from 3.14 on): in C++ that aborts the process."""
+    """CPython ends a thread that asks for the GIL of an interpreter that ends (to 3.13), or the thread waits
+    without end (from 3.14 on): in C++ that aborts the process."""
     program = PRELUDE + textwrap.dedent("""
         import types
         rank, place, pipe = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -115,8 +115,8 @@ HANDLES = """
 
 
 def test_objects_go_in_any_order(tmp_path):
-    """Each one last, with work in flight: the others in the order in which they were made, and the other
-    way round."""
+    """Each one last, with work in flight: the others in the order in which they were made, and in the
+    opposite order."""
     (tmp_path / "file").write_text("no folder", encoding="utf-8")
     assert "well" in run("""
         place, store = sys.argv[1], weft.Store.local()

@@ -166,11 +166,11 @@ def test_what_is_refused(ranks):
         refused("fields has 2 arrays; expected 1, as the plan has", group.exchange, plan, [x, x])
         refused("out has 2 arrays; expected 1, as the plan has", group.exchange, plan, x, [x, x])
         refused("ghosts: sends[0].peer is 1; expected 0 to 0 (group size 1)", group.make_exchange, weft.ExchangePlan("f64", {1: box}), name="ghosts")
-        refused("exchange: box 0 of what is received from rank 0: its indices name element 2 of the field twice; expected each once", group.make_exchange,
+        refused("exchange: box 0 of the data received from rank 0: its indices name element 2 of the field twice; expected each once", group.make_exchange,
                 weft.ExchangePlan("f64", {0: weft.Box((2,))}, {0: weft.Box(indices=[2, 2])}))
         refused("in is f32; expected f64, as the plan has", group.exchange, plan, x.astype("f4"), x)
         refused("out has 6 elements; boxes of it that are received reach from 4 to 7", group.exchange, plan, x, np.zeros(6))
-        refused("a box of out of field 0 that is received and a box of in of field 0 that is sent overlap; expected apart", group.exchange,
+        refused("a box of out of field 0 that is received and a box of in of field 0 that is sent overlap; expected disjoint memory", group.exchange,
                 weft.ExchangePlan("f64", {0: box}, {0: weft.Box((4,), offset=2)}), x)
         refused("deadline is -1; expected seconds", group.make_exchange(plan).start, x, deadline=-1)
         group.exchange(plan, x).wait()

@@ -50,7 +50,7 @@ LAST_CALLS_NS = 10 * 10**9
 def _end_callbacks():
     """From now on no thread of the library's calls Python: where it asks for the GIL of an interpreter
     that ends, CPython ends the thread (to 3.13) in the middle of C++, which aborts the process, or lets it
-    wait for ever (from 3.14 on)."""
+    wait without end (from 3.14 on)."""
     if ctypes.pythonapi.PyInterpreterState_Get() != ctypes.pythonapi.PyInterpreterState_Main():
         return  # one of several interpreters
     if lib.callbacks_end(LAST_CALLS_NS, None):

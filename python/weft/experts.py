@@ -13,7 +13,7 @@ back, and the experts.
 Rank r of the group holds the experts first_experts[r] to first_experts[r + 1]. All ranks make the calls of a
 TokenRoutes that say so, whatever is routed. Arrays are of NumPy, on the host; x, rows and results are of
 float32. Gradients: route_backward, Mixture.backward and Mixture.weight_gradients; the backward of a dispatch
-is a combine, and the other way round.
+is a combine, and the backward of a combine is a dispatch.
 """
 from __future__ import annotations
 

@@ -16,8 +16,8 @@
 namespace weft {
 namespace {
 
-// Returns the MPI that this rank could use between hosts: that of the launcher, if its plug-in can be loaded
-// here. Returns "" if this rank can use only gloo.
+// Returns the MPI that this rank could use between hosts. It is the MPI of the launcher, if its plug-in can
+// be loaded here. Returns "" if this rank can use only gloo.
 std::string usable_mpi(Context& context, std::string& why) {
   const Launcher launcher = find_launch_info(context).launcher;
   const std::string_view mpi = launcher == Launcher::openmpi ? "mpi-openmpi"
@@ -52,7 +52,7 @@ RankInfo read_info(const std::string& text) {
   return info;
 }
 
-/// Returns why the ranks cannot use shm; empty: they can use it.
+/// Returns why the ranks cannot use shm. Empty: they can use it.
 std::string why_not_shared(const std::vector<RankInfo>& all) {
   const auto same = [&](std::string RankInfo::*field) {
     return std::all_of(all.begin(), all.end(),
@@ -61,7 +61,7 @@ std::string why_not_shared(const std::vector<RankInfo>& all) {
   if (same(&RankInfo::socket) && same(&RankInfo::host)) return {};  // threads of one process
   for (std::size_t r = 0; r < all.size(); ++r)
     if (is_unknown_host(all[r].host))
-      return fmt::format("rank {} cannot tell its host ({})", r, kUnknownHostText);
+      return fmt::format("rank {} cannot determine its host ({})", r, kUnknownHostText);
   if (!same(&RankInfo::host)) return "the ranks are on several hosts";
   for (std::size_t r = 0; r < all.size(); ++r)
     if (!all[r].no_shared_memory.empty())

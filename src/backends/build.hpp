@@ -1,6 +1,6 @@
-// Which build of weft a rank runs. Ranks read each other's structs in memory, and each rank decides by itself
-// which path a call takes. So all ranks need the same layouts and thresholds. join() compares them; if a
-// group has two builds, it throws mismatch that names both.
+// The build of weft that a rank runs. Ranks read each other's structs in memory, and each rank decides by
+// itself which path a call takes. So all ranks need the same layouts and thresholds. join() compares them; if
+// a group has two builds, it throws mismatch that names both.
 #pragma once
 
 #include <cstdint>

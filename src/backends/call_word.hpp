@@ -1,8 +1,8 @@
 // One encoding of a rank's call: the fields that must be equal on all ranks, packed into a word, a count and
-// a hash. The arrival line of shared memory holds the word, the count and the hash; a CallRecord
-// (weft/backends/call_record.hpp) holds the same fields separately, for messages and texts; an entry of the
-// flight recorder holds the word. The functions are inline, because every call runs them. Pure functions; any
-// thread.
+// a hash. The arrival line of shared memory holds the word, the count and the hash. A CallRecord
+// (weft/backends/call_record.hpp) holds the same fields separately, for messages and texts. An entry of the
+// flight recorder holds the word. The functions are inline, because every call runs them. Pure functions. Any
+// thread may call them.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace weft {
 ///   bits   0 … 7   8 … 15   16 … 23     24 … 31   32 … 62    63
 ///   what   op      dtype    reduction   note      rank + 1   free
 ///
-/// `note` and the free bit belong to the code that keeps the word: shm stores the order and the forced path
+/// `note` and the free bit belong to the code that keeps the word. shm stores the order and the forced path
 /// in the note, and the flight recorder stores the state of the call. `rank` is the root, or the peer of a
 /// message; -1: none.
 class CallWord {
@@ -52,7 +52,7 @@ class CallWord {
   std::uint64_t bits_;
 };
 
-/// Returns the count vector, which must be equal on all ranks; null if the operation has none.
+/// Returns the count vector, which must be equal on all ranks. Null if the operation has none.
 inline const Block* agreed_blocks(const OpState& s) noexcept {
   switch (row(s.op).counts) {
     case Counts::out_blocks: return s.out_blocks;
@@ -88,7 +88,7 @@ inline std::int64_t agreed_count(const OpState& s, int size) noexcept {
   return 0;
 }
 
-/// Whether a call has details beyond word and count; then the caller must compare detail_hash(), too.
+/// Whether a call has details beyond word and count. Then the caller must compare detail_hash(), too.
 inline bool has_detail(const OpState& s) noexcept {
   return s.in_blocks != nullptr || s.out_blocks != nullptr || s.reduce.kind == ReduceOp::Kind::premul_sum ||
          s.reduce.kind == ReduceOp::Kind::user;

@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-// How long a rank waits for the Store, which may be on a host that is cut off, or in a stopped process.
+// How long a rank waits for the Store. The Store may be on a host that is cut off, or in a stopped process.
 constexpr auto kStoreAnswer = std::chrono::milliseconds(500);
 
 }  // namespace

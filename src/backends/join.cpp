@@ -29,8 +29,8 @@ namespace {
 constexpr Duration kAnswer = std::chrono::milliseconds(500);
 constexpr Duration kAnswerEach = std::chrono::milliseconds(4);
 
-// How often a waiting rank reads the first cause: often at first, then more rarely, so that many ranks in a
-// long wait do not load the store.
+// How often a waiting rank reads the first cause. It does so often at first, then more rarely, so that many
+// ranks in a long wait do not load the store.
 constexpr Duration kFirstLook = std::chrono::milliseconds(50);
 constexpr Duration kRareLook = std::chrono::milliseconds(500);
 
@@ -51,8 +51,8 @@ std::string key_of(const GroupInit& b, std::string_view what, int r) {
   return key_of(b, what, std::to_string(r));
 }
 
-// The texts of all ranks together may exceed one value of the store (1 MiB), so they are stored in parts of
-// this size; the last part is shorter and may be empty.
+// The texts of all ranks together may exceed one value of the store (1 MiB). So they are stored in parts of
+// this size. The last part is shorter and may be empty.
 constexpr std::size_t kPart = std::size_t{1} << 19;
 
 std::string key_of_part(const GroupInit& b, std::string_view what, std::size_t part) {
@@ -91,8 +91,8 @@ std::vector<std::string> unpack(const GroupInit& b, std::string_view text) {
   }
   if (!text.empty() || infos.size() != static_cast<std::size_t>(b.size))
     throw Error(ErrorCode::mismatch,
-                fmt::format("group \"{}\": what the store holds are not the texts of {} ranks [rank {}]",
-                            b.name, b.size, b.rank));
+                fmt::format("group \"{}\": the store does not hold the texts of {} ranks [rank {}]", b.name,
+                            b.size, b.rank));
   return infos;
 }
 
@@ -127,17 +127,16 @@ Announced parse(const GroupInit& b, const std::string& build, int r, std::string
   const std::string_view place = next_word(text);
   const auto number = parse_integer<int>(place);
   if (!number || *number < 1)
-    throw Error(
-        Failure{.code = ErrorCode::mismatch,
-                .text = fmt::format("group \"{}\": rank {} says that it came as number {}; expected 1 "
-                                    "or more [rank {}]",
-                                    b.name, r, shown_key(place), b.rank),
-                .ranks = {r}});
+    throw Error(Failure{.code = ErrorCode::mismatch,
+                        .text = fmt::format("group \"{}\": rank {} reports arrival number {}; expected 1 "
+                                            "or more [rank {}]",
+                                            b.name, r, shown_key(place), b.rank),
+                        .ranks = {r}});
   return {*number, std::string(text)};
 }
 
 // Throws the mismatch that this rank finds. Called if some rank gave another size, and has set its text or is
-// about to set it; or, with sizes = 0, if some rank has reported a mismatch.
+// about to set it. Or, with sizes = 0, if some rank has reported a mismatch.
 void name_mismatch(const GroupInit& b, std::string_view what, const std::string& build, std::int64_t sizes) {
   constexpr std::int64_t kMost = 4096;  // the number of ranks whose texts are read
   do {
@@ -232,12 +231,12 @@ Error give_up(const GroupInit& b, const Error& error) {
 
 namespace {
 
-// Like await(), but also calls look() now and then.
+// Like await(), but also calls look() from time to time.
 template <class Look>
 std::optional<std::string> await_looking(const GroupInit& b, const std::string& key, const Look& look) {
   if (b.store == nullptr)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("group \"{}\": there is no store to wait for key \"{}\" in", b.name, key));
+                fmt::format("group \"{}\": there is no store in which to wait for key \"{}\"", b.name, key));
   for (Duration pause = kFirstLook;; pause = std::min(2 * pause, kRareLook)) {
     const bool last = b.deadline.left() <= pause;
     const Deadline until = last ? b.deadline : Deadline::after(pause);
@@ -299,7 +298,7 @@ namespace {
   throw_absent(b, absent.empty() ? last : absent, std::chrono::duration_cast<Duration>(Clock::now() - began));
 }
 
-// Called on the rank that arrived last. The other ranks have set their texts, or are about to set them; a
+// Called on the rank that arrived last. The other ranks have set their texts, or are about to set them. A
 // rank that died before that counts as absent.
 void put_together(const GroupInit& b, std::string_view what, const std::string& build,
                   Clock::time_point began) {
@@ -335,10 +334,11 @@ void announce(const GroupInit& b, std::string_view what, std::string_view info, 
     const std::int64_t sizes = sum >> kCountBits, count = sum - (sizes << kCountBits);
     // otherwise texts of the first use would be read as texts of this use
     if (sizes == count * b.size && count > b.size)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("group \"{}\": the ranks have met as \"{}\" already; expected another name, or "
-                              "withdraw() first [rank {}]",
-                              b.name, what, b.rank));
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("group \"{}\": the ranks have joined as \"{}\" already; expected another name, or "
+                      "withdraw() first [rank {}]",
+                      b.name, what, b.rank));
     // The build comes first, so that every version of weft can read it, whatever follows it.
     b.store->set(key_of(b, what, b.rank), fmt::format("{} {} {} {}", build, b.size, count, info), b.deadline);
     if (sizes != count * b.size) name_mismatch(b, what, build, sizes);

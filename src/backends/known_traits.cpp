@@ -29,8 +29,8 @@ Traits shm() {
   return t;
 }
 
-// Adds the dtypes that foreign transports combine themselves: those that lose nothing when ranks are combined
-// one after the other. 16-bit floats would be rounded at every hop.
+// Adds the dtypes that foreign transports combine themselves. These lose nothing when ranks are combined one
+// after the other. 16-bit floats would be rounded at every hop.
 void reduce_pairwise(Traits& t) {
   using Kind = ReduceOp::Kind;
   for (const Kind k : {Kind::sum, Kind::prod, Kind::min, Kind::max, Kind::bit_and, Kind::bit_or,
@@ -40,12 +40,12 @@ void reduce_pairwise(Traits& t) {
         t.reduces[static_cast<std::size_t>(k)] |= dtype_bit(d);
 }
 
-// MPI: reductions that MPI knows, on types that it knows; min and max of floats use a function of weft.
+// MPI: reductions that MPI knows, on types that it knows. min and max of floats use a function of weft.
 Traits mpi(std::string_view name) {
   Traits t{.name = name, .ops = kForeignOps, .dtypes = kAllDTypes};
   reduce_pairwise(t);
   t.rings = false;
-  // If a rank dies, mpirun ends the whole job; if an option forbids that, the dead rank is reported as absent
+  // If a rank dies, mpirun ends the whole job. If an option forbids that, the dead rank is reported as absent
   // at the deadline.
   t.guarantees = {.deadline = true,
                   .names_absent = true,

@@ -48,7 +48,7 @@ std::string words(const LastCall& c, bool one) {
   return text;
 }
 
-// A sort key by which ranks that are behind come first: ranks of which nothing is known, then ranks that have
+// A sort key by which ranks that are behind are first: ranks of which nothing is known, then ranks that have
 // called nothing, then the others by call number.
 std::uint64_t place(const LastCall& c) noexcept {
   switch (c.state) {

@@ -40,8 +40,8 @@ inline bool is_users_message(const OpState& s) noexcept { return s.user == nullp
 /// all_reduce f32 x4096 sum [call 17]". Returns "" if nothing is known of any rank.
 std::string tell_last_calls(std::span<const LastCall> calls);
 
-/// "all_reduce: rank 1 left the group without it": for ranks that a call waits for and that ended their group
-/// instead of calling it. Op::none: the caller names the operation.
+/// "all_reduce: rank 1 left the group without it". It is for ranks for which a call waits and that ended
+/// their group instead of calling it. Op::none: the caller names the operation.
 std::string left_text(Op op, std::span<const int> ranks);
 
 }  // namespace weft

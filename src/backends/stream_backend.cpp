@@ -1,4 +1,4 @@
-// A message is an envelope and its elements; both go through the stream to the receiver, which matches them
+// A message is an envelope and its elements. Both go through the stream to the receiver, which matches them
 // (PeerMessages). A send is done when the stream has taken the whole message. In addition to messages,
 // streams carry the roll-call's questions and answers, and the notice that a rank leaves. Ranks learn of a
 // failure from the store (FirstCause). Only post(), poll(), ask() and answer() use the streams, so that
@@ -347,7 +347,7 @@ class StreamBackend final : public Backend, private MessageMedium {
     return about(r, [&] { return expected("read", streams_->read(r, to, most), most, "from", r); });
   }
   // Checks the number of bytes that a function of the streams has returned. Such a function can report a
-  // failure only by an exception; a -1 would be a very large number.
+  // failure only by an exception. A -1 would be a very large number.
   std::size_t expected(const char* function, std::size_t bytes, std::size_t most, const char* side, int r) {
     if (bytes > most)
       throw Error(
@@ -401,7 +401,7 @@ class StreamBackend final : public Backend, private MessageMedium {
                ? count * static_cast<std::size_t>(size_bytes(static_cast<DType>(e.dtype)))
                : count;
   }
-  // To be called when the envelope of a message has arrived. If a receive waits for the message, the elements
+  // Call this when the envelope of a message has arrived. If a receive waits for the message, the elements
   // go directly to its `out`.
   void begin_message(int r) {
     Peer& p = peer(r);
@@ -411,10 +411,10 @@ class StreamBackend final : public Backend, private MessageMedium {
     if (p.in.kind > Envelope::leave || p.in.dtype >= kDTypeCount || p.in.count < 0 ||
         p.in.count > (message ? kMostCount : kMostControl)) {
       fail({.code = ErrorCode::system,
-            .text =
-                fmt::format("transport {}: what rank {} read from rank {} is no message of weft: bytes are "
-                            "lost, or in another order",
-                            transport_.name, rank_, r),
+            .text = fmt::format(
+                "transport {}: the data that rank {} read from rank {} is no message of weft: bytes are "
+                "lost, or in another order",
+                transport_.name, rank_, r),
             .ranks = {r}});
       return;
     }

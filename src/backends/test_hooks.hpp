@@ -17,7 +17,7 @@ struct TestHooks {
   std::function<void(std::uint64_t call)> in_chunk = {};
   /// shm: this rank behaves as if the ranks had no memory of pairs (PairMemory)
   bool no_pair_memory = false;
-  /// The largest count of one message, which replaces the transport's limit; 0: the transport's own limit.
+  /// The largest count of one message, which replaces the transport's limit. 0: the transport's own limit.
   std::int64_t max_count = 0;
   std::string host = {};  ///< "auto" and gloo behave as if this rank were on that host; empty: the real host
   /// Gloo: called before `peer` is notified that this rank leaves.

@@ -45,8 +45,8 @@ DType dtype_from_name(std::string_view text) {
 namespace {
 
 // A small format with one sign bit, some exponent bits and kMantissa mantissa bits. Conversions use integer
-// arithmetic on magnitudes: they shift the mantissa to its new width and round to nearest even on the bits
-// that fall off; subnormal results are shifted further.
+// arithmetic on magnitudes. They shift the mantissa to its new width and round to nearest even on the bits
+// that are shifted out. Subnormal results are shifted further.
 template <int kMantissaBits, int kBias>
 struct Small {
   static constexpr int kMantissa = kMantissaBits;

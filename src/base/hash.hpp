@@ -1,5 +1,5 @@
-// FNV-1a, 64 bit (Fowler, Noll, Vo): for comparing values that nobody forges, because an attacker can make
-// two values with equal hashes. Any thread.
+// FNV-1a, 64 bit (Fowler, Noll, Vo). It is for values that no attacker chooses, because an attacker can make
+// two values with equal hashes. Any thread may call it.
 #pragma once
 
 #include <cstdint>

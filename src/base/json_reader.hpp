@@ -1,6 +1,6 @@
-// Reads JSON that others wrote, within bounds: bytes, depth and number of values are limited, no object has a
-// key twice, and a number is checked before it is converted. Uses nlohmann's parser, for the layers and
-// programs that have it. Callable from any thread.
+// Reads JSON that other programs wrote, within bounds. Bytes, depth and number of values are limited, no
+// object has a key twice, and a number is checked before it is converted. Uses nlohmann's parser, for the
+// layers and programs that have it. Callable from any thread.
 #pragma once
 
 #include <fmt/format.h>
@@ -31,7 +31,7 @@ struct JsonProblem {
 };
 
 /// Builds the values while nlohmann's parser reads. nlohmann's own builder silently keeps the last of two
-/// equal keys; with a callback, its time grows with the square of an object's members.
+/// equal keys. With a callback, its time grows with the square of an object's members.
 template <class Json>
 class JsonBuilder final : public nlohmann::json_sax<Json> {
  public:
@@ -124,7 +124,7 @@ std::optional<Json> try_parse_json(std::string_view text, JsonProblem& why, cons
   return std::nullopt;
 }
 
-/// Parses the text to values; throws bad_argument "<subject> is no JSON (byte 7 of its 20)", "<subject> has
+/// Parses the text to values. Throws bad_argument "<subject> is no JSON (byte 7 of its 20)", "<subject> has
 /// the key "x" twice" and the like.
 template <class Json = nlohmann::json>
 Json parse_json(std::string_view text, std::string_view subject, const JsonLimits& limits = {}) {
@@ -143,7 +143,7 @@ inline std::string shown_json(const nlohmann::json& value) {
 }
 
 /// Reads one object of a parsed text, member by member. An unexpected value throws bad_argument "<subject>:
-/// <where> is -1; expected an integer from 0 to 7". The object refers to `subject` and `object`; the caller
+/// <where> is -1; expected an integer from 0 to 7". The object refers to `subject` and `object`. The caller
 /// must keep both alive.
 class JsonReader {
  public:

@@ -116,8 +116,8 @@ struct Logger::Impl {
     return line;
   }
 
-  // For lines that are written faster than the sink takes them, perhaps by the sink itself: the thread stops
-  // running the sink, and the next call hands over the rest.
+  // For lines that are written faster than the sink takes them, perhaps by the sink itself. The thread then
+  // stops running the sink, and the next call passes the remaining lines to it.
   void leave_sink() {
     const std::lock_guard lock(mutex);
     in_sink = false;

@@ -19,7 +19,7 @@
 namespace weft {
 namespace {
 
-// With these seals nobody can truncate the file while others have it mapped; an access beyond its end would
+// With these seals nobody can truncate the file while others have it mapped. An access beyond its end would
 // kill them (SIGBUS).
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
@@ -48,7 +48,7 @@ Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
-  // Hardened systems refuse a memfd that could be executed; kernels before 6.3 do not know the flag.
+  // Hardened systems refuse a memfd that could be executed. Kernels before 6.3 do not know the flag.
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   Descriptor fd(::memfd_create(name, kFlags | MFD_NOEXEC_SEAL));
   if (!fd && errno == EINVAL) fd = Descriptor(::memfd_create(name, kFlags));
@@ -75,7 +75,7 @@ Descriptor open_file_of(pid_t pid, int descriptor, std::uint64_t inode) noexcept
   const auto is_it = [&](const struct stat& file) {
     return S_ISREG(file.st_mode) && file.st_ino == inode && file.st_uid == ::geteuid();
   };
-  // The kind is checked before the file is opened: the number may belong to a device by now, and opening a
+  // The kind is checked before the file is opened. The number may belong to a device by now, and opening a
   // device can have effects.
   struct stat file {};
   if (::stat(path.data(), &file) != 0 || !is_it(file)) return {};

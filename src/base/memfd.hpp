@@ -28,11 +28,11 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// A new memfd of `bytes` zeros, with no page allocated yet; empty, with errno set, if the system refuses.
+/// A new memfd of `bytes` zeros, with no page allocated yet. Empty, with errno set, if the system refuses.
 /// The memfd is sealed: its size does not change any more.
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept;
 
-/// Whether a file is a memfd that nobody can cut short.
+/// Whether a file is a memfd that nobody can truncate.
 bool keeps_its_size(int fd) noexcept;
 
 /// The inode of an open file; 0 if there is none.
@@ -51,7 +51,7 @@ std::size_t raise_descriptor_limit(std::size_t wanted) noexcept;
 class SharedMapping {
  public:
   SharedMapping() = default;
-  /// Maps `bytes` of `fd` from its start, or fresh shared pages if fd is -1; keeps the pages out of forked
+  /// Maps `bytes` of `fd` from its start, or fresh shared pages if fd is -1. Keeps the pages out of forked
   /// children and core dumps. Returns an empty mapping, with errno set, if the system refuses.
   static SharedMapping map(int fd, std::size_t bytes) noexcept;
   SharedMapping(SharedMapping&& other) noexcept
@@ -73,8 +73,8 @@ class SharedMapping {
   pid_t process_ = 0;
 };
 
-/// Returns how much address space this process may still map (RLIMIT_AS, ulimit -v); the largest number if
-/// there is no limit, or if the mapped amount is not known.
+/// Returns how much address space this process may still map (RLIMIT_AS, ulimit -v). Returns the largest
+/// number if there is no limit, or if the mapped amount is not known.
 std::size_t addresses_left() noexcept;
 /// Returns whether a quarter of RLIMIT_AS stays free for the rest of the program after `bytes` more are
 /// mapped. Returns true if there is no limit.

@@ -1,4 +1,4 @@
-// Intended mistakes, for tests of what tests find (tests/tools/check_test.cpp and others): a build with
+// Intended mistakes, for tests of other tests (tests/tools/check_test.cpp and others). A build with
 // WEFT_MUTATIONS makes the mistake that the variable WEFT_MUTANT names. In other builds it is a constant
 // false.
 #pragma once

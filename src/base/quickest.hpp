@@ -29,7 +29,7 @@ class Quickest {
     Way way;
     bool timed;  ///< whether took() needs the time of this use
   };
-  /// Returns the way for the next time, among the ways in `possible`; at least one must be possible.
+  /// Returns the way for the next time, among the ways in `possible`. At least one must be possible.
   Next next(std::span<const Way> possible) noexcept;
   /// Records how long the way took, in nanoseconds.
   void took(Way way, std::uint64_t ns) noexcept {

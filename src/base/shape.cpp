@@ -41,13 +41,13 @@ std::string to_string(const Dims& dims) { return fmt::format("({})", fmt::join(d
 // Views that are no buffers (buffer.hpp) --------------------------------------------------------------------
 namespace {
 
-// The packed form: the first byte holds the fault and the number of dimensions; then follow the extents and,
+// The packed form. The first byte holds the fault and the number of dimensions. Then follow the extents and,
 // if the strides are wrong, the strides. Each number takes as many bytes as it needs, seven bits per byte,
-// the lowest bits first; the top bit says that more bytes follow. The lowest bit of a number is its sign.
+// the lowest bits first. The top bit says that more bytes follow. The lowest bit of a number is its sign.
 using Bytes = std::array<std::uint8_t, 16>;
 enum class Fault : std::uint8_t { none, negative, beyond, strided };
 
-// Returns false if there is no room for all bytes; the last written byte then still says that more bytes
+// Returns false if there is no room for all bytes. The last written byte then still says that more bytes
 // follow.
 bool pack(const Dims& dims, Bytes& to, std::size_t& at) noexcept {
   for (const std::int64_t number : dims) {

@@ -1,6 +1,6 @@
 // Words in memory that other processes may write. A faulty process may write anything there, at any time. So
-// each word is read once into a local, compared with its permitted values, and then used. Inline, because
-// every call reads some of these words. Pure functions; any thread.
+// each word is read once into a local variable, compared with its permitted values, and then used. Inline,
+// because every call reads some of these words. Pure functions. Any thread may call them.
 #pragma once
 
 #include <fmt/format.h>

@@ -55,7 +55,7 @@ struct weft_work : weft::capi::Handle<weft_work> {
   std::shared_ptr<weft::capi::GroupHandle> group;
   weft::capi::Reductions reductions;  // that the calls combine with
   weft::Work work;
-  std::optional<weft::Error> failure;  // a Work throws it once; the handle returns it whenever it is asked
+  std::optional<weft::Error> failure;  // a Work throws it once; the handle returns it at every query
 };
 
 struct weft_persistent : weft::capi::Handle<weft_persistent> {
@@ -67,12 +67,13 @@ struct weft_persistent : weft::capi::Handle<weft_persistent> {
 
 namespace weft::capi {
 
-/// After calls that have ended well: where the function of one of `reductions` threw, aborts the group and
-/// throws.
+/// Called after calls that have ended well. If the function of one of `reductions` threw, it aborts the group
+/// and throws.
 void check_reductions(const char* function, ProcessGroup& group, const Reductions& reductions);
 
-/// Runs begin(), which submits calls to `group` and returns their Work. If `work` is null, waits for it;
-/// else *work becomes its handle. `reductions`: what the calls combine with; not one that threw before.
+/// Runs begin(), which submits calls to `group` and returns their Work. If `work` is null, it waits for that
+/// Work. Otherwise *work becomes its handle. `reductions`: the reductions of the calls, without one that
+/// threw before.
 template <class Begin>
 void begin(const char* function, const std::shared_ptr<GroupHandle>& group, Reductions reductions,
            weft_work** work, const Begin& begin) {
@@ -91,7 +92,7 @@ void begin(const char* function, const std::shared_ptr<GroupHandle>& group, Redu
   *work = handle.release();
 }
 
-/// The whole of a function of weft.h that makes one call: make(group, options) gives it.
+/// The whole of a function of weft.h that makes one call, which make(group, options) returns.
 template <class Make>
 weft_status submitted(const char* function, weft_group* group, const weft_call_options* options,
                       weft_work** work, weft_error* error, const Make& make) noexcept {

@@ -1,5 +1,5 @@
-// Around each function of the program's that the library calls: so weft_callbacks_end knows which are
-// running, and none begins after it. Any thread.
+// An object of this class exists during each call of a function of the program by the library. So
+// weft_callbacks_end knows which are running, and none begins after it. Any thread may use it.
 #pragma once
 
 namespace weft::capi {
@@ -18,7 +18,7 @@ class CallOut {
 };
 
 inline constexpr const char* kEnded =
-    "the program's functions are called no more: weft_callbacks_end was called (as the interpreter of Python "
-    "ends)";
+    "weft no longer calls functions of the program: weft_callbacks_end was called (as the interpreter of "
+    "Python ends)";
 
 }  // namespace weft::capi

@@ -51,7 +51,7 @@ static_assert(sizeof(weft_checkpoint_convert_options) == kConvertOptionsFirstByt
 static_assert(sizeof(weft_checkpoint_string) == 16);  // have no struct_size: they stay as they are
 static_assert(sizeof(weft_checkpoint_tensor) == 88);
 
-// No Error, so that it is not taken for a fault of a checkpoint. Other ranks get its text.
+// It is no Error, so that it is not taken for a fault of a checkpoint. Other ranks get its text.
 struct CallbackThrew : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -67,8 +67,8 @@ auto called(const Call& call) {
   }
 }
 
-// Calls a function of the program's with a stage of a save; the save goes on without it once it may not be
-// called.
+// Calls a function of the program with a stage of a save. When weft may not call it any more, the save
+// continues without it.
 void tell_stage(const weft_checkpoint_save_options& o, std::string_view stage) {
   const capi::CallOut out;
   if (out) o.on_stage(o.data, std::string(stage).c_str());
@@ -100,7 +100,7 @@ weft::CheckpointExtra extra_of(const char* function, const weft_checkpoint_strin
     const char* const value = capi::text_of(function, s.value, (entry + ".value").c_str());
     if (!all.emplace(key, value).second)
       capi::refuse(ErrorCode::bad_argument, function,
-                   fmt::format("{}.key is \"{}\", which stands in the list already", entry, key));
+                   fmt::format("{}.key is \"{}\", which is in the list already", entry, key));
   }
   return all;
 }

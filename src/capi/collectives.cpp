@@ -188,15 +188,15 @@ namespace {
 constexpr std::size_t kCallFirstBytes = 120;
 static_assert(sizeof(weft_call) == kCallFirstBytes);
 
-// A weft_call as a Call; its user-defined reduction, if it has one, goes into `reductions`. Borrows from `c`
-// and what that points to.
+// A weft_call as a Call. Its user-defined reduction, if it has one, goes into `reductions`. The result
+// borrows from `c` and the data to which that points.
 Call call_of(const char* function, const weft_call& c, capi::Reductions& reductions) {
   constexpr weft_op last = WEFT_OP_EXSCAN;
   static_assert(WEFT_OP_EXSCAN + 1 == WEFT_OP_WAIT_MESSAGE && WEFT_OP_EXCHANGE == WEFT_OP_WAIT_MESSAGE + 1 &&
                 WEFT_OP_EXCHANGE + 1 == weft::kOpCount);
   if (c.op == WEFT_OP_WAIT_MESSAGE)
     capi::refuse(ErrorCode::bad_argument, function,
-                 "op is wait_message, whose answer a weft_call has no place for; call weft_wait_message");
+                 "op is wait_message, and a weft_call cannot hold its answer; call weft_wait_message");
   if (c.op <= WEFT_OP_NONE || c.op > last)
     capi::refuse(ErrorCode::bad_argument, function,
                  fmt::format("op is {}; expected 1 (all_reduce) to {} ({})", c.op, last,
@@ -252,7 +252,7 @@ static std::shared_ptr<capi::GroupHandle> group_of(const char* function, const w
   if (group == nullptr || group->destroyed)
     capi::refuse(
         ErrorCode::bad_argument, function,
-        fmt::format("the weft_group that {} was made for was destroyed; expected one that lives", which));
+        fmt::format("the weft_group that {} was made for was destroyed; expected one that exists", which));
   return group;
 }
 

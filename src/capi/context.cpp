@@ -58,7 +58,7 @@ weft_status weft_alloc(weft_context* context, size_t bytes, void** data, weft_er
     capi::ContextState& state = *capi::given(function, context, "context").state;
     void*& to = capi::given(function, data, "data");
     state.context.check_fork(function);
-    // One byte at least, so that each block has an address of its own.
+    // At least one byte, so that each block has an address of its own.
     Storage block = Storage::allocate(state.context, weft::Memory::shared, bytes > 0 ? bytes : 1);
     void* const at = block.data();
     const std::lock_guard lock(state.mutex);
@@ -78,7 +78,7 @@ weft_status weft_free(weft_context* context, void* data, weft_error* error) {
     if (at == state.blocks.end())
       capi::refuse(
           ErrorCode::bad_argument, function,
-          fmt::format("data is {}, which weft_alloc of this context has not given, or is freed already",
+          fmt::format("data is {}, which weft_alloc of this context did not allocate, or is freed already",
                       data));
     block = std::move(at->second);
     state.blocks.erase(at);

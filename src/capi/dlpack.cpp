@@ -83,7 +83,7 @@ struct Reader {
           t.device.device_type);
   }
 
-  // Elements; its bytes fit 64 bits.
+  // The number of elements; the number of bytes fits 64 bits.
   std::int64_t count(weft_dtype of) const {
     if (t.ndim < 0 || t.ndim > kDimsMost)
       wrong(ErrorCode::bad_argument, "the tensor has ndim {}; expected 0 to {}", t.ndim, kDimsMost);
@@ -208,7 +208,7 @@ const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensorVe
            fmt::format("the tensor is of DLPack {}.{}; expected {}.x", m.version.major, m.version.minor,
                        kMajor));
   if (writes && (m.flags & WEFT_DL_READ_ONLY) != 0)
-    refuse(ErrorCode::bad_argument, function, "the tensor is read-only, and will be written; hand in a copy");
+    refuse(ErrorCode::bad_argument, function, "the tensor is read-only, but the call writes it; pass a copy");
   return m.dl_tensor;
 }
 

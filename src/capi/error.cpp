@@ -12,7 +12,7 @@
 namespace weft::capi {
 namespace {
 
-constexpr std::size_t kErrorFirstBytes = 1120;  // of weft_error in version 0.1
+constexpr std::size_t kErrorFirstBytes = 1120;  // the size of weft_error in version 0.1
 static_assert(sizeof(weft_error) == kErrorFirstBytes);
 
 // 0 is WEFT_OK.
@@ -74,7 +74,7 @@ bool usable(const char* function, weft_error* error) noexcept {
                  "WEFT_ERROR_INIT. Nothing is "
                  "done, here and in later calls with such an error\n",
                  function, static_cast<unsigned>(error->struct_size), sizeof(weft_error));
-  error->code = WEFT_BAD_ARGUMENT;  // there in every version
+  error->code = WEFT_BAD_ARGUMENT;  // a field of every version
   return false;
 }
 

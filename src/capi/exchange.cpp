@@ -84,7 +84,8 @@ struct Reach {
   std::int64_t low = 0, high = 0;
 };
 
-// The reach of each field. The plan was checked, so that nothing here overflows.
+// The elements of each field that boxes use: the first and the last. The plan was checked, so no number here
+// overflows.
 std::vector<Reach> reach_of(const ExchangePlan& plan, const std::vector<weft::ExchangePart>& parts) {
   std::vector<Reach> reach(plan.fields.size());
   for (const weft::ExchangePart& part : parts)
@@ -170,7 +171,7 @@ struct weft_persistent_exchange : capi::Handle<weft_persistent_exchange> {
   std::vector<DType> dtypes;
   std::vector<Reach> sent, received;
   const weft_device device;
-  std::vector<ExchangeField> fields{};  // of a start; its memory is kept
+  std::vector<ExchangeField> fields{};  // the fields of a start; their memory is kept
 };
 
 weft_status weft_persistent_exchange_create(weft_group* group, const weft_exchange_plan* plan,
@@ -193,7 +194,7 @@ weft_status weft_persistent_exchange_start(weft_persistent_exchange* exchange, c
     const std::shared_ptr<capi::GroupHandle> group = x.group.lock();
     if (group == nullptr || group->destroyed)
       capi::refuse(ErrorCode::bad_argument, function,
-                   "the weft_group that exchange was made for was destroyed; expected one that lives");
+                   "the weft_group that exchange was made for was destroyed; expected one that exists");
     capi::begin(function, group, {}, work, [&] { return x.start(function, in, out, field_count, o); });
   });
 }

@@ -51,7 +51,7 @@ static_assert(static_cast<int>(weft::NonFinite::skip) == WEFT_NON_FINITE_SKIP);
 static_assert(static_cast<int>(weft::Unused::error) == WEFT_UNUSED_ERROR);
 static_assert(static_cast<int>(weft::Unused::zeros) == WEFT_UNUSED_ZEROS);
 
-// An enum of two.
+// An enum of two values.
 void expect_0_or_1(const char* function, std::int32_t value, const char* field, const char* first,
                    const char* second) {
   if (value != 0 && value != 1)
@@ -59,7 +59,7 @@ void expect_0_or_1(const char* function, std::int32_t value, const char* field, 
                  fmt::format("options->{} is {}; expected {} or {}", field, value, first, second));
 }
 
-// The common fields of both structs of options; To is weft::ReduceOptions or weft::SyncOptions.
+// The common fields of both structs of options. To is weft::ReduceOptions or weft::SyncOptions.
 template <class To, class From>
 To drift_options(const char* function, const From& o) {
   expect_0_or_1(function, o.on_drift, "on_drift", "0 (WEFT_DRIFT_ERROR)", "1 (WEFT_DRIFT_AVERAGE)");
@@ -138,11 +138,10 @@ weft::BucketOptions reducer_options(const char* function, weft::Context& context
   expect_0_or_1(function, o.compression, "compression", "0 (WEFT_BUCKETS_AS_THEY_ARE)",
                 "1 (WEFT_BUCKETS_BF16)");
   if (o.hook.name != nullptr && o.compression != WEFT_BUCKETS_AS_THEY_ARE)
-    capi::refuse(
-        ErrorCode::bad_argument, function,
-        fmt::format(
-            "options->compression is 1 (WEFT_BUCKETS_BF16) beside the hook \"{}\"; expected one of them",
-            o.hook.name));
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("options->compression is 1 (WEFT_BUCKETS_BF16) together with the hook \"{}\"; "
+                             "expected one of them",
+                             o.hook.name));
   if (o.hook.name == nullptr && (o.hook.begin != nullptr || o.hook.end != nullptr))
     capi::refuse(ErrorCode::bad_argument, function, "options->hook.name is NULL; expected a name");
   if (o.hook.name != nullptr) to.hook = hook_of(function, o.hook);

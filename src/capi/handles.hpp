@@ -57,19 +57,19 @@ struct GroupHandle {
   ProcessGroup own;                   // destroyed before its Context
   ProcessGroup& group;
   std::string backend;                 // with a zero at its end
-  std::atomic<bool> destroyed{false};  // the weft_group was; Works keep this
+  std::atomic<bool> destroyed{false};  // the weft_group was destroyed; Works keep this object
 };
 
-/// The call's outcome, into `error` if there is one; returns its status.
+/// Writes the call's outcome into `error` if there is one. Returns its status.
 weft_status tell(weft_error* error, const Error& e) noexcept;
 weft_status tell(weft_error* error, const char* function, const Error& e) noexcept;
 weft_status tell(weft_error* error, const char* function, const char* text) noexcept;
-/// False: `error` is not made with WEFT_ERROR_INIT: only its code is set, to WEFT_BAD_ARGUMENT, and the first
-/// time in a process a line on stderr names the function, since a program that never looks at what functions
-/// return would see nothing.
+/// Returns false if `error` is not made with WEFT_ERROR_INIT. Only its code is set, to WEFT_BAD_ARGUMENT. The
+/// first time in a process, a line on stderr names the function, since a program that never checks statuses
+/// would notice nothing.
 bool usable(const char* function, weft_error* error) noexcept;
 
-/// A wait that an interrupt of this thread ended becomes aborted; any other Error stays as it is.
+/// A wait that an interrupt of this thread ended becomes aborted. Any other Error does not change.
 Error as_interrupted(const char* function, const Error& e);
 
 /// Runs the body of a function of weft.h. Nothing leaves it but a status.
@@ -103,7 +103,7 @@ T& given(const char* function, T* pointer, const char* what) {
   return *pointer;
 }
 
-/// For a handle that may be NULL; otherwise as given().
+/// For a handle that may be NULL. Otherwise as given().
 template <class T>
 T* given_or_null(const char* function, T* pointer, const char* what) {
   return pointer == nullptr ? nullptr : &given(function, pointer, what);
@@ -146,8 +146,8 @@ T read(const char* function, const T* options, const T& initial, std::size_t fir
   return known;
 }
 
-/// Whether a struct of the caller's that a function answers in is initialised, as struct_size says.
-/// `first_bytes`: its size in version 0.1.
+/// Whether a struct of the caller's to which a function writes its answer is initialised, as struct_size
+/// says. `first_bytes`: its size in version 0.1.
 template <class T>
 void expect_initialised(const char* function, const T& to, std::size_t first_bytes, const char* which,
                         const char* initialiser) {

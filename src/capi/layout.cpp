@@ -124,7 +124,7 @@ weft_status weft_layout_create(const weft_mesh* mesh, const weft_axis_placement*
       const auto at = static_cast<std::size_t>(root.shape().index(axis));
       if (stated[at])
         capi::refuse(ErrorCode::bad_argument, function,
-                     fmt::format("{}.axis is \"{}\", which stands in the list already", entry, axis));
+                     fmt::format("{}.axis is \"{}\", which is in the list already", entry, axis));
       stated[at] = true;
       all[at] = capi::placement_of(function, p.placement, entry + ".placement.");
     }

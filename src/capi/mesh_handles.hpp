@@ -53,8 +53,8 @@ Shape shape_of(const char* function, const std::int64_t* extents, std::int32_t d
 /// `which` ends in "->" or ".".
 Placement placement_of(const char* function, const weft_placement& placement, const std::string& which);
 
-/// A buffer of the caller's as a view of this shape where that has as many elements, otherwise of one
-/// dimension: the function that gets it then says what was expected.
+/// A buffer of the caller's as a view of this shape if that has as many elements. Otherwise it is a view of
+/// one dimension, and the function that gets it then says which shape it expected.
 TensorView view_of(const Buffer& buffer, const Shape& shape);
 
 /// Tensors of the caller's: the memory, and the names, are theirs.

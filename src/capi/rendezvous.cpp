@@ -28,8 +28,8 @@ void check_place(const char* function, int32_t rank, int32_t size) {
                  fmt::format("rank is {}; expected 0 to {} (size {})", rank, size - 1, size));
 }
 
-// The context keeps the server. One that serves there already is taken again: the n-th group of a name meets
-// the n-th of the others.
+// The context keeps the server. If a server exists there already, it is used again. The n-th group of a name
+// meets the n-th group of the others.
 TcpStoreServer& serve(capi::ContextState& state, const TcpStoreOptions& options) {
   const std::string place = fmt::format("{} {}", options.host, options.port);
   const std::lock_guard lock(state.mutex);
@@ -94,7 +94,7 @@ void check(const char* function, const Invitation& got, int32_t rank) {
   const std::string version = text_of(got.version), status = text_of(got.status);
   if (version != WEFT_VERSION)
     capi::refuse(ErrorCode::mismatch, function,
-                 fmt::format("broadcast brought bytes of {} to rank {}; expected those of rank 0, of weft {}",
+                 fmt::format("broadcast copied bytes of {} to rank {}; expected those of rank 0, of weft {}",
                              version.empty() ? "nobody" : "weft " + version, rank, WEFT_VERSION));
   if (status == kOk) return;
   throw Error(

@@ -1,4 +1,4 @@
-// The recorder in C. Any thread.
+// The recorder in C. Any thread may call it.
 #include "capi/handles.hpp"
 
 namespace capi = weft::capi;

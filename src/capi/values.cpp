@@ -99,7 +99,8 @@ CallOptions read_call_options(const char* function, const weft_call_options& opt
     wrong("options->reduction is set; expected NULL unless reduce_op is WEFT_USER");
   if (o.reduction == nullptr && o.reduce_op == WEFT_USER)
     wrong(
-        "options->reduction is NULL; expected what weft_reduction_create made, since reduce_op is WEFT_USER");
+        "options->reduction is NULL; expected a result of weft_reduction_create, since reduce_op is "
+        "WEFT_USER");
   CallOptions to;
   to.op.kind = static_cast<Kind>(o.reduce_op);
   if (to.op.kind == Kind::premul_sum) to.op.scale = o.scale;

@@ -11,7 +11,7 @@
 
 namespace weft::capi {
 
-/// `which` is the argument's name in texts; `of` stands between it and a field.
+/// `which` is the argument's name in texts. `of` is between it and a field.
 Buffer buffer_of(const char* function, const weft_buffer& buffer, const char* which, const char* of = ".");
 inline Buffer buffer_of(const char* function, const weft_buffer* buffer, const char* which) {
   return buffer_of(function, given(function, buffer, which), which, "->");
@@ -45,11 +45,11 @@ const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensor* 
 const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensorVersioned* managed, bool writes,
                                    const char* which);
 
-/// Its elements as they lie. Throws as weft_buffer_from_dltensor says: a tensor that passes has `ndim`
-/// extents that are not negative, and whose product fits 64 bits.
+/// Its elements, in the order in which they are stored. Throws the errors of weft_buffer_from_dltensor. A
+/// tensor that passes has `ndim` extents that are not negative, and whose product fits 64 bits.
 weft_buffer dl_buffer_of(const char* function, const weft_dl_tensor& tensor);
 
-/// A row-major tensor for the receiver to adopt: its deleter, which any thread may call, releases `keeps`,
+/// A row-major tensor for the receiver to adopt. Its deleter, which any thread may call, releases `keeps`,
 /// which keeps the memory alive.
 template <class Managed>
 Managed* hand_out(std::shared_ptr<const void> keeps, const weft_buffer& data,

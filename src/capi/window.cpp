@@ -119,7 +119,8 @@ void expect_no_more(const char* function, std::int32_t reserved, const std::stri
                  fmt::format("{}.reserved is {}; expected 0", which, reserved));
 }
 
-// `begin` gives the transfer. Its handle is made before: what was begun must not be lost.
+// `begin` gives the transfer. Its handle is made before, since the transfer must not be lost once it has
+// begun.
 template <class Begin>
 void run(const capi::MeshOwner& owner, weft_exchange** exchange, const Begin& begin) {
   auto handle = std::make_unique<weft_exchange>(owner);

@@ -11,8 +11,8 @@ namespace capi = weft::capi;
 
 namespace {
 
-// Asks a Work; true: its calls have ended. The handle keeps its final answer, and gives it again whenever it
-// is asked.
+// Queries a Work. True: its calls have ended. The handle keeps its final answer, and gives it again at every
+// query.
 template <class Ask>
 bool ask(const char* function, weft_work& work, const Ask& ask) {
   if (work.failure) throw Error(*work.failure);
@@ -34,7 +34,7 @@ bool wait(weft::Work& work) {
   return true;
 }
 
-// Each Work of a list is asked; the first error is thrown when all have been.
+// Queries each Work of a list. The first error is thrown after all of them.
 template <class Ask>
 bool ask_all(const char* function, weft_work* const* works, std::size_t count, const Ask& ask_one) {
   if (count > 0) capi::given(function, works, "works");

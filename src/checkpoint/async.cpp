@@ -48,7 +48,7 @@ struct AsyncCheckpoint::Impl {
     error = std::exchange(failed, nullptr);
     renew = true;
   }
-  // Makes the writers' group again if the previous save has failed: a time-out or a lost rank has ended the
+  // Makes the writers' group again if the previous save has failed. A time-out or a lost rank has ended the
   // group, perhaps not on all ranks. Collective; no writer may be running.
   void renew_group() {
     ProcessGroup* const of_mesh = group_of(mesh);
@@ -136,7 +136,7 @@ void AsyncCheckpoint::Impl::write(SavePlan plan_in) {
   running = true;
   try {
     writer = std::thread(body);
-  } catch (const std::system_error&) {  // no thread is to be had; the others count on this rank
+  } catch (const std::system_error&) {  // no thread can be made, but the others wait for this rank
     body();
   }
 }

@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kDigits = 16;
 constexpr std::string_view kHashLine = "\n \"hash\": \"";
 
-// The place of the digits; npos if there are none.
+// The place of the digits. npos if there are none.
 std::size_t hash_place(std::string_view json) {
   const std::size_t line = json.find(kHashLine);
   if (line == std::string_view::npos || json.size() < line + kHashLine.size() + kDigits) return json.npos;
@@ -30,7 +30,7 @@ std::uint64_t hash_of_sealed(std::string json, std::size_t place) {
   return content_hash(std::as_bytes(std::span(json)));
 }
 
-// The hashes of a tensor's chunks from its file; empty if the file has none.
+// The hashes of a tensor's chunks from its file. Empty if the file has none.
 std::string_view written_hashes(const SafetensorsFile& file, std::string_view tensor) {
   const auto found = file.metadata().find(hashes_key(tensor));
   if (found == file.metadata().end()) return {};

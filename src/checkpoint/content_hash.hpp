@@ -1,6 +1,6 @@
 // Hashes that show whether a checkpoint's bytes are the bytes that were written: XXH3 of 64 bits (Yann
-// Collet, xxHash). The hashes detect damage by a disk or a copy; an attacker can make other bytes with an
-// equal hash. Callable from any thread.
+// Collet, xxHash). The hashes detect damage by a disk or a copy. An attacker can make other bytes with an
+// equal hash. Any thread may call them.
 #pragma once
 
 #include <cstddef>
@@ -26,13 +26,13 @@ std::string chunk_hashes(std::span<const std::byte> tensor);
 
 /// Returns whether the file has hashes of that tensor.
 bool has_hashes(const SafetensorsFile& file, std::string_view tensor);
-/// Like SafetensorsFile::read_bytes(); but throws bad_argument that names the file, the tensor and the bytes
-/// if a chunk differs from what was written. Chunks at both ends are read completely. A file without hashes
-/// is read unchecked.
+/// Like SafetensorsFile::read_bytes(). But it throws bad_argument that names the file, the tensor and the
+/// bytes if a chunk differs from what was written. Chunks at both ends are read completely. A file without
+/// hashes is read unchecked.
 void read_verified(const SafetensorsFile& file, std::string_view tensor, std::int64_t offset,
                    std::span<std::byte> out);
 
-/// Fills in the hash of a JSON text that has a line `"hash": "<16 digits>"`: the hash is computed over the
+/// Fills in the hash of a JSON text that has a line `"hash": "<16 digits>"`. The hash is computed over the
 /// text with zeros in place of the digits.
 void seal(std::string& json);
 /// Returns whether the hash of the text is right. Returns false, too, if there is no such line.

@@ -1,5 +1,5 @@
 // Names and shapes of weights that were stored with 1x1 convolutions and one product for q, k and v, and the
-// two forms of spectral norms: the rules behind weft/checkpoint/remap.hpp and weft/models/remap.hpp.
+// two forms of spectral norms. These are the rules of weft/checkpoint/remap.hpp and weft/models/remap.hpp.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// The kind of such a weight; nothing if the weight has no such kind.
+/// The kind of such a weight. Nothing if the weight has no such kind.
 struct ConvFormat {
   std::vector<RemappedTensor> pieces;
   /// The expected shape, if the name belongs to a fused weight but the shape does not.
@@ -19,7 +19,7 @@ struct ConvFormat {
 ConvFormat conv_format(std::string_view name, const Shape& shape);
 
 /// Converts the name of a spectral norm's tensor in the form of torch.nn.utils.parametrizations to its name
-/// in torch.nn.utils.spectral_norm; returns any other name unchanged.
+/// in torch.nn.utils.spectral_norm. Returns any other name unchanged.
 std::string spectral_norm_name(std::string_view name);
 
 }  // namespace weft

@@ -63,7 +63,7 @@ Results results_of(const CheckpointIndex& index, const ConvertOptions& options) 
   return results;
 }
 
-// Returns the rows that file `number` of `files` holds; nothing if it holds none.
+// Returns the rows that file `number` of `files` holds. Nothing if it holds none.
 std::optional<Box> part_of(const Shape& shape, int number, int files) {
   Box box = whole_box(shape);
   if (shape.rank() == 0) return number == 0 ? std::optional(box) : std::nullopt;
@@ -73,7 +73,7 @@ std::optional<Box> part_of(const Shape& shape, int number, int files) {
   return box.shape.count() > 0 ? std::optional(box) : std::nullopt;
 }
 
-// Converts from f32 to bf16 or back; copies if both dtypes are equal.
+// Converts from f32 to bf16 or from bf16 to f32. Copies if both dtypes are equal.
 void convert(DType from, const std::vector<std::byte>& in, DType to, std::vector<std::byte>& out) {
   const auto count = in.size() / static_cast<std::size_t>(size_bytes(from));
   out.resize(count * static_cast<std::size_t>(size_bytes(to)));

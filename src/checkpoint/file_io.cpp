@@ -61,7 +61,7 @@ void refuse_link(const std::filesystem::path& path) {
   if (std::filesystem::symlink_status(path, error).type() != std::filesystem::file_type::symlink) return;
   const std::filesystem::path target = std::filesystem::read_symlink(path, error);
   throw Error(ErrorCode::bad_argument,
-              fmt::format("checkpoint: {} is a symbolic link to {}; expected what it names in its place",
+              fmt::format("checkpoint: {} is a symbolic link to {}; expected that file or folder itself",
                           path.string(), target.string()));
 }
 

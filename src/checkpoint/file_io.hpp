@@ -50,7 +50,7 @@ bool is_there(const std::filesystem::path& path);
 void refuse_link(const std::filesystem::path& path);
 
 /// Returns why a text from a file is not the name of a file in a known folder ("empty", "\"../x\", with a
-/// '/'"); nothing if it is such a name.
+/// '/'"). Nothing if it is such a name.
 std::optional<std::string> why_no_file_name(std::string_view name);
 
 }  // namespace weft

@@ -69,11 +69,11 @@ class FullState {
       Tensor whole;
       if (mine)
         fault = error_of([&] { whole = Tensor(mesh_.context(), global_shape(tensor), tensor.data.dtype); });
-      agree(group_, what_, fmt::format("nothing from \"{}\" on was moved", tensor.name), fault);
+      agree(group_, what_, fmt::format("no tensor from \"{}\" on was moved", tensor.name), fault);
       for (const OwnedPart& part : parts_of(tensor, ranks_)) collect(tensor, part, whole);
       if (mine) fault = error_of([&] { see(tensor.name, whole.view()); });
     }
-    agree(group_, what_, fmt::format("what comes after \"{}\" was not moved", tensor.name), fault);
+    agree(group_, what_, fmt::format("tensors after \"{}\" were not moved", tensor.name), fault);
   }
 
   void set(const MutableNamedView& tensor, const FullStateSource& give) {

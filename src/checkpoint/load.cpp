@@ -21,8 +21,8 @@
 namespace weft {
 namespace {
 
-// Where the values of a name come from: the rows from first_row on of the tensor that the checkpoint has
-// under this name or another one.
+// The source of the values of a name: the rows from first_row on of the tensor that the checkpoint has under
+// this name or another one.
 struct Source {
   std::string stored;
   const CheckpointEntry* entry = nullptr;
@@ -150,8 +150,8 @@ void read(const Reading& reading, int rank) {
   }
 }
 
-// The message of rank 0 about the checkpoint that all ranks are to open: its place in the directory ("": the
-// directory itself), and an identification of its contents.
+// The message of rank 0 about the checkpoint that all ranks are to open. It has its place in the directory
+// ("": the directory itself), and an identification of its contents.
 struct Chosen {
   std::string name;
   std::int64_t step = 0;

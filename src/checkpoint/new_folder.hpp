@@ -19,7 +19,7 @@ namespace weft {
 /// The string with the step in a file's metadata.
 inline constexpr const char* kStepKey = "weft_step";
 
-/// directory/step-N. One rank calls make(), finish() and remove(); each writing rank calls write(). Each
+/// directory/step-N. One rank calls make(), finish() and remove(). Each writing rank calls write(). Each
 /// function throws `system` that names the file. The caller must hold the directory's SaveTurn.
 class NewFolder {
  public:
@@ -34,9 +34,9 @@ class NewFolder {
   /// Writes the index, gives the folder its name, lets `latest` name it, and removes older checkpoints until
   /// `keep` are left (0: removes none).
   void finish(const CheckpointIndex& index, int keep);
-  /// To be called after an error before finish(): removes the folder.
+  /// Call it after an error before finish(). It removes the folder.
   void remove() const noexcept;
-  /// How far the save has come, for an error's text: `run is as it was`, `run/step-00000002 is whole, but
+  /// How far the save has got, for an error's text: `run is as it was`, `run/step-00000002 is whole, but
   /// run/latest does not name it`, `run/step-00000002 is whole, and run/latest names it`.
   std::string state() const;
 
@@ -53,7 +53,8 @@ class NewFolder {
 /// `run is as it was`
 std::string unchanged(const std::filesystem::path& directory);
 
-/// Where a save's warnings go: to the log of the mesh's Context; without a mesh to stderr, as WEFT_LOG says.
+/// Where a save's warnings go: to the log of the mesh's Context. Without a mesh they go to stderr, as
+/// WEFT_LOG says.
 Warn warnings_of(std::string what, const DeviceMesh& mesh);
 
 }  // namespace weft

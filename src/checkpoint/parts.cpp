@@ -48,8 +48,9 @@ std::filesystem::path latest_folder(const std::filesystem::path& directory) {
     refuse_link(directory / name);
     if (const auto folder = standing_folder(directory / name)) return *folder;
   }
-  throw Error(ErrorCode::corrupt, fmt::format("checkpoint: {} names \"{}\", which is no checkpoint beside it",
-                                              latest.string(), name));
+  throw Error(ErrorCode::corrupt,
+              fmt::format("checkpoint: {} names \"{}\", which is no checkpoint in the same folder",
+                          latest.string(), name));
 }
 
 std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
@@ -59,8 +60,8 @@ std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
                                                    directory.string(), kLatestFile, kIndexFile));
 }
 
-// Reads the index in the folder that `look` gives. Looks again as long as `look` gives other folders, because
-// saves remove older ones.
+// Reads the index in the folder that `look` gives. Reads it again as long as `look` gives other folders,
+// because saves remove older ones.
 template <class Look>
 FoundCheckpoint find_by(const Look& look) {
   std::filesystem::path folder = look();
@@ -171,8 +172,8 @@ const SafetensorsFile& PartFiles::of(const CheckpointPart& part, const std::stri
 }
 
 // Fills one of this rank's boxes of a tensor from every part that overlaps with it. Reads only the needed
-// rows (of the first dimension) of a part: directly into place if they are complete rows of the box, too,
-// otherwise through a buffer.
+// rows (of the first dimension) of a part. If they are complete rows of the box, too, it reads them directly
+// into place, otherwise through a buffer.
 void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNamedView& tensor,
                  const HeldBox& held) {
   const Box& mine = held.box;

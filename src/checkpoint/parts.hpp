@@ -39,10 +39,11 @@ struct OpenedCheckpoint {
   CheckpointIndex index;
   std::uint64_t hash = 0;  ///< FoundCheckpoint's
 };
-/// Opens the checkpoint that find_checkpoint() finds; if `path` is a file, opens that file.
+/// Opens the checkpoint that find_checkpoint() finds. If `path` is a file, opens that file.
 OpenedCheckpoint open_checkpoint(const std::filesystem::path& path);
 
-/// The files of one checkpoint; each is opened when first asked for. The index must outlive this object.
+/// The files of one checkpoint. Each is opened at its first use. The index must exist longer than this
+/// object.
 class PartFiles {
  public:
   PartFiles(std::filesystem::path folder, const CheckpointIndex& index)

@@ -34,7 +34,7 @@ constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kAlignment = 64;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// The format's names of dtypes. C128 is not one of them: other readers refuse a file that has it.
+// The format's names of dtypes. C128 is not one of them, since other readers refuse a file that has it.
 struct DTypeName {
   DType dtype;
   std::string_view name;
@@ -82,8 +82,8 @@ json parse_header(const std::filesystem::path& path, const std::string& text) {
 }
 
 // Parses one entry of the header, {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, and checks it
-// alone. In the header, offsets count from the end of the header (`data_begin`); in the result, from the
-// start of the file.
+// alone. In the header, offsets count from the end of the header (`data_begin`). In the result, they count
+// from the start of the file.
 SafetensorsInfo parse_tensor(const std::filesystem::path& path, const std::string& name, const json& entry,
                              std::int64_t data_begin, std::int64_t file_bytes) {
   const auto bad = [&](const std::string& what, ErrorCode code = ErrorCode::bad_argument) {
@@ -137,7 +137,7 @@ SafetensorsInfo parse_tensor(const std::filesystem::path& path, const std::strin
   return info;
 }
 
-// Together the tensors must cover the data once: the format allows neither overlaps nor gaps.
+// Together the tensors must cover the data once, since the format allows neither overlaps nor gaps.
 void check_cover(const std::filesystem::path& path,
                  const std::map<std::string, SafetensorsInfo, std::less<>>& tensors, std::int64_t data_begin,
                  std::int64_t file_bytes) {
@@ -205,7 +205,7 @@ void SafetensorsFile::Impl::read(std::int64_t file_bytes) {
   for (const auto& [name, entry] : header.items()) {
     if (name != kMetadataKey) {
       if (name.find('\0') != std::string::npos)
-        refuse(path, fmt::format("the name of a tensor, \"{}\", goes on after a NUL", name.c_str()));
+        refuse(path, fmt::format("the name of a tensor, \"{}\", continues after a NUL", name.c_str()));
       tensors.emplace(name, parse_tensor(path, name, entry, data_begin, file_bytes));
       names.push_back(name);
       continue;
@@ -282,7 +282,7 @@ void SafetensorsFile::read_bytes(std::string_view name, std::int64_t offset, std
   const SafetensorsInfo& tensor = info(name);
   const auto wanted = static_cast<std::int64_t>(out.size());
   if (offset < 0 || wanted > tensor.bytes || offset > tensor.bytes - wanted)
-    refuse(impl_->path, fmt::format("tensor \"{}\" has {} bytes; {} from byte {} were asked for", name,
+    refuse(impl_->path, fmt::format("tensor \"{}\" has {} bytes; {} from byte {} were requested", name,
                                     tensor.bytes, wanted, offset));
   read_exactly(impl_->file.get(), impl_->path, tensor.begin + offset, out);
 }
@@ -314,7 +314,7 @@ std::uint64_t write_safetensors(const std::filesystem::path& path, std::span<con
     if (tensor.name == kMetadataKey)
       refuse(path, fmt::format("a tensor may not be called \"{}\"", kMetadataKey));
     if (tensor.name.find('\0') != std::string::npos)
-      refuse(path, fmt::format("the name of a tensor, \"{}\", goes on after a NUL", tensor.name.c_str()));
+      refuse(path, fmt::format("the name of a tensor, \"{}\", continues after a NUL", tensor.name.c_str()));
     if (!names.insert(tensor.name).second)
       refuse(path, fmt::format("tensor \"{}\" is given twice", tensor.name));
     order.push_back(&tensor);

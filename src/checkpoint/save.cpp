@@ -99,7 +99,7 @@ std::vector<int> common_aliases(const DeviceMesh& mesh, std::span<const NamedVie
   return aliases;
 }
 
-// Compares tensors and arguments between ranks in one exchange; throws mismatch. Returns which tensors are
+// Compares tensors and arguments between ranks in one exchange. Throws mismatch. Returns which tensors are
 // stored under the name of another tensor.
 std::vector<int> agree_on(const DeviceMesh& mesh, std::span<const NamedView> tensors, const SavePlan& plan) {
   std::vector<int> aliases = aliases_of(tensors);

@@ -36,16 +36,16 @@ struct SavePlan {
 /// function is an error on all ranks.
 using KeepEntries = std::function<void(std::vector<SafetensorsEntry>&)>;
 
-/// The first half of a save. Collective over `mesh`; throws what save_checkpoint() documents for its
-/// arguments, equally on all ranks.
+/// The first half of a save. Collective over `mesh`. Throws the errors that save_checkpoint() documents for
+/// its arguments, equally on all ranks.
 SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                    const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                    const SaveOptions& options, const KeepEntries& keep = {});
 
-/// Returns the exception of `action` with a text that mentions save_checkpoint(); null if there is none.
+/// Returns the exception of `action` with a text that mentions save_checkpoint(). Null if there is none.
 std::exception_ptr error_of_save(const std::function<void()>& action);
-/// The second half of a save; waits for the plan's turn. Collective over `group`, which has the ranks of that
-/// mesh (null: one rank).
+/// The second half of a save. It waits for the plan's turn. Collective over `group`, which has the ranks of
+/// that mesh (null: one rank).
 void write_save(SavePlan& plan, ProcessGroup* group);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// The second half of a save: the folder gets its name when all its files are on the disk, so that at any
+// The second half of a save. The folder gets its name when all its files are on the disk, so that at any
 // moment a checkpoint is complete or absent.
 #include <fmt/format.h>
 
@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-// The system's errors say what failed and in which file; this function adds that it happened in
+// The system's errors say what failed and in which file. This function adds that it happened in
 // save_checkpoint.
 template <class Action>
 void with_our_errors(Action&& action) {
@@ -57,7 +57,7 @@ std::exception_ptr error_of_save(const std::function<void()>& action) {
   return nullptr;
 }
 
-// Rank 0 makes a folder under a temporary name; every rank writes its file there; rank 0 then adds the index,
+// Rank 0 makes a folder under a temporary name. Every rank writes its file there. Rank 0 then adds the index,
 // gives the folder its name and writes `latest`. After each of these three steps all ranks agree that all of
 // them succeeded. So a rank that cannot write stops the others, too, before any existing file has changed.
 void write_save(SavePlan& plan, ProcessGroup* group) {
@@ -74,7 +74,7 @@ void write_save(SavePlan& plan, ProcessGroup* group) {
     if (unless_interrupted.passed()) fail_interrupted(group, "save_checkpoint", state);
     agree(group, "save_checkpoint", state, with_consequence(failed, state), limit, &none_writes);
   };
-  // If rank 0 waits too long for its turn, it reports that itself; so the other ranks wait longer.
+  // If rank 0 waits too long for its turn, it reports that itself. So the other ranks wait longer.
   all_ranks(deadline < Duration::max() / 2 ? 2 * deadline : Duration::max(), [&] {
     if (plan.rank != 0) return;
     turn.wait("save_checkpoint", deadline);

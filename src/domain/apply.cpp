@@ -64,7 +64,7 @@ class Search {
   void visit(Module& module, const std::string& path) {
     const SpaceRule rule = rule_for(module);
     if (module.passes() != nullptr && !left_alone(module))
-      refuse(fmt::format("\"{}\" has passes of others already", path));
+      refuse(fmt::format("\"{}\" has passes of other code already", path));
     switch (rule.kind) {
       case SpaceRule::Kind::refused:
         refuse(fmt::format("\"{}\" is of kind {}, which {}", path, kind_of(module), rule.why));
@@ -74,7 +74,7 @@ class Search {
         found.push_back({&module, domain::window_passes(axes_, rule.height, rule.width)});
         take_pixelwise(rule, path);
         return;
-      case SpaceRule::Kind::by_passes:  // which see to the children, too
+      case SpaceRule::Kind::by_passes:  // whose passes handle the children, too
         if (rule.passes == nullptr)
           refuse(fmt::format("the rule of \"{}\" (kind {}) has no passes", path, kind_of(module)));
         found.push_back({&module, rule.passes});
@@ -87,9 +87,9 @@ class Search {
             "of the layer, or DomainOptions::rules; {}",
             path, kind_of(module),
             module.children().empty()
-                ? "a layer that treats each pixel alone says SpaceRule::Kind::any_part"
-                : "one whose own code, between its children, treats each pixel alone (residual sums) says "
-                  "SpaceRule::Kind::any_part, and its children keep their own rules"));
+                ? "a layer that treats each pixel alone has the rule SpaceRule::Kind::any_part"
+                : "one whose own code, between its children, treats each pixel alone (residual sums) has the "
+                  "rule SpaceRule::Kind::any_part, and its children keep their own rules"));
       case SpaceRule::Kind::any_part: take_pixelwise(rule, path); break;
     }
     for (const auto& [name, child] : module.children())

@@ -1,6 +1,6 @@
 // Window attention of maps that are sharded in space. A window is a square of neighbouring pixels, or pixels
-// spread over the whole map. Either way each window is complete on one rank while it is computed: the map is
-// sharded again, at borders of windows, and afterwards as it was. For spread-out (strided) windows this
+// spread over the whole map. In both cases each window is complete on one rank while it is computed. The map
+// is sharded again, at borders of windows, and afterwards as it was. For spread-out (strided) windows this
 // becomes an all-to-all.
 #include "domain/plans.hpp"
 #include "domain/rules.hpp"
@@ -10,9 +10,9 @@
 namespace weft::domain {
 namespace {
 
-// Which rows, or columns, each part has while windows are complete: each part has its share of the H / w rows
-// of windows. The rows of a near window are neighbours; for far (strided) windows, row l H/w + r of the map
-// is row l of the windows r.
+// The rows, or columns, that each part has while windows are complete. Each part has its share of the H / w
+// rows of windows. The rows of a near window are neighbours. For far (strided) windows, row l H/w + r of the
+// map is row l of the windows r.
 std::vector<IndexRanges> whole_windows(std::int64_t size, std::int64_t window, Windows kind,
                                        std::size_t parts) {
   const std::int64_t count = size / window;

@@ -1,12 +1,12 @@
 // Convolutions of maps that are sharded in space.
 //
-// In forward each rank makes its own pixels of the output completely, from a window on the input; in backward
+// In forward each rank makes its own pixels of the output completely, from a window on the input. In backward
 // it makes its own pixels of dx completely, from a window on dy. So no pixel is a sum of several ranks'
 // parts, and its bits are the bits of one rank. Each rank has the part of the weight's gradient that comes
 // from its own pixels of dy.
 //
 // While the window on x arrives, the rank computes the pixels of y that see no neighbour's pixels, if that is
-// quicker; while the window on dy arrives, it computes the gradients of weight and bias.
+// quicker. While the window on dy arrives, it computes the gradients of weight and bias.
 #include "domain/conv.hpp"
 
 #include <array>
@@ -54,8 +54,8 @@ Parts with_padding(const Parts& x, std::int64_t padding) {
   return wide;
 }
 
-// Maps the gradient of a padded map, whose places are sharded as with_padding() says, back to the pixels:
-// each pixel gets the sum of the gradients of all its places.
+// Maps the gradient of a padded map, whose places are sharded as with_padding() says, back to the pixels.
+// Each pixel gets the sum of the gradients of all its places.
 struct Unpadding {
   TapsOfParts rows, columns;
   Window window;
@@ -95,7 +95,7 @@ using Orders = Quickest<Order, 2>;
 struct ConvPlan {
   Both k;
   LayoutRef of_y;
-  Seen seen;              // on x, for y
+  Seen seen;              // the window on x, for y
   conv::Pixels interior;  // of y, this rank's, that see no neighbour's pixels nor padding
   Both back;              // kernel k; in places of the padded map if the padding is not zeros
   Seeing seeing;          // on dy, for dx or the gradient of the padded map
@@ -175,8 +175,8 @@ class ConvPasses final : public MapPasses {
       conv::spread(frame, seeing.window, w, c.groups, shape, dx);
       return {dx};
     }
-    // First the gradient of the padded map, each place complete on one rank; then each pixel gets the sum
-    // over all its places, as on one rank.
+    // First the gradient of the padded map is computed, each place complete on one rank. Then each pixel gets
+    // the sum over all its places, as on one rank.
     const Tensor places =
         frame.compute().make({dy.size(0), c.in, shape.height, shape.width}, DType::f32, Memory::shared);
     conv::spread(frame, seeing.window, w, c.groups, shape, places);
@@ -191,7 +191,7 @@ class ConvPasses final : public MapPasses {
     return plans_.of(x, [&] { return ConvPlan(conv, x); });
   }
 
-  // Computes y from the window; the bits do not depend on what was computed before the window arrived.
+  // Computes y from the window. The bits do not depend on what was computed before the window arrived.
   // Computing the interior separately costs a separate pass over the edges. It pays if the window takes long
   // to arrive, so both ways are measured. Each rank chooses by itself.
   static void correlate_meanwhile(Frame& frame, const Conv2d& conv, const ConvPlan& plan, Fetched& seen,

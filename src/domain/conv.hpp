@@ -9,7 +9,7 @@
 
 namespace weft::domain {
 
-/// Both dimensions of a convolution: the larger map, over which its kernel slides, and the smaller one, which
+/// Both dimensions of a convolution. The larger map is the one over which its kernel slides. The smaller map
 /// has a pixel for each place of the kernel.
 struct Both {
   Sliding height, width;

@@ -23,8 +23,8 @@ Both of_transpose(const ConvTranspose2d& conv, const LayoutRef& x) {
 struct TransposePlan {
   Both k;
   LayoutRef of_y;
-  Seeing seeing;  // on x, for y
-  Seen seen;      // on dy, for dx
+  Seeing seeing;  // the window on x, for y
+  Seen seen;      // the window on dy, for dx
   TransposePlan(const ConvTranspose2d& conv, const LayoutRef& x)
       : k(of_transpose(conv, x)),
         of_y(like(x, conv.config().out, k.height.n, k.width.n)),

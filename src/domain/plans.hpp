@@ -1,5 +1,5 @@
-// The plan of a layer for maps of one layout: its windows and parts, made once and used in every pass.
-// Included only inside domain.
+// The plan of a layer for maps of one layout: its windows and parts. It is made once and used in every pass.
+// Only files of domain include it.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace weft::domain {
 
-/// The plans of a layer, by the layout of its input (or by another Key); keeps the kMost plans that were used
-/// last. A layer belongs to the thread of one rank, and so do its plans.
+/// The plans of a layer, by the layout of its input (or by another Key). It keeps the kMost plans that were
+/// used last. A layer, with its plans, belongs to the thread of one rank.
 template <class Plan, class Key = LayoutRef>
 class Plans {
  public:

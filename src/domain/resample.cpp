@@ -1,4 +1,4 @@
-// Padding, pooling, resizing and pixel shuffles of maps that are sharded in space: each rank makes its own
+// Padding, pooling, resizing and pixel shuffles of maps that are sharded in space. Each rank makes its own
 // pixels of y, and of dx, from a window.
 #include <algorithm>
 
@@ -39,7 +39,7 @@ TapsOfParts::TapsOfParts(Taps all, const Parts& outputs) : window_{outputs.dim, 
 
 namespace {
 
-// Maps of the layout `of_out`; each rank computes its part from the window on other maps that the taps need.
+// Maps of the layout `of_out`. Each rank computes its part from the window on other maps that the taps need.
 struct Resampled {
   LayoutRef of_out;
   TapsOfParts rows, columns;
@@ -141,8 +141,8 @@ class MaxPoolPasses final : public MapPasses {
     Sliding height, width;
     LayoutRef of_y;
     Parts rows, columns;  // of y
-    Window seen;          // on x, for y
-    Seeing seeing;        // on dy, for dx
+    Window seen;          // the window on x, for y
+    Seeing seeing;        // the window on dy, for dx
   };
   std::shared_ptr<const Plan> plan_of(const Module& module, const LayoutRef& x) const {
     return plans_.of(x, [&] {
@@ -223,7 +223,7 @@ class PixelShufflePasses final : public MapPasses {
 }  // namespace
 
 SpaceRule resampling_rule(const Module& module, const DeviceMesh& axes) {
-  if (dynamic_cast<const Resampling2d*>(&module) != nullptr)  // whose passes are final: its tables say all
+  if (dynamic_cast<const Resampling2d*>(&module) != nullptr)  // its passes are final
     return {SpaceRule::Kind::by_passes, std::make_shared<const ResamplingPasses>(axes), {}, {}};
   return either(rule_by<MaxPool2d, MaxPoolPasses>(module, axes),
                 rule_by<PixelShuffle, PixelShufflePasses>(module, axes));

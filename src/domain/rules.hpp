@@ -12,8 +12,8 @@
 
 namespace weft::domain {
 
-/// Each of these functions knows the layers of its file, for which it gives the rule and the passes of a
-/// layer that needs more than its own part; it gives `unknown` for any other layer. A class that derives from
+/// Each of these functions knows the layers of its file. For these it gives the rule, and the passes of a
+/// layer that needs more than its own part. It gives `unknown` for any other layer. A class that derives from
 /// one of these layers may do something else, and counts as another layer.
 using RuleOfFile = SpaceRule(const Module& module, const DeviceMesh& axes);
 RuleOfFile conv_rule, conv_transpose_rule, resampling_rule, window_attention_rule, sequence_rule;

@@ -53,8 +53,8 @@ SplitMask split_mask_of(const Tensor& of_queries, const Tensor& of_keys) {
   return {of_queries, of_keys, whole[0] != 1, whole[1] != 1};
 }
 
-// The mask's layouts over a sharded sequence: its samples are sharded like those of x; its queries like those
-// of x, or its keys like those of the context, or neither.
+// The mask's layouts over a sharded sequence. Its samples are sharded like those of x. Its queries are
+// sharded like those of x, or its keys like those of the context, or neither.
 struct MaskLayouts {
   MaskLayouts(const Shape& mask, const Tensor& x, const Tensor& context) {
     LayoutRef samples = x.layout()->with_global(mask);
@@ -74,7 +74,7 @@ struct MaskLayouts {
 };
 
 // The part of the mask of a sharded sequence that this rank needs. A mask that differs between queries is
-// needed twice, for own queries and for own keys; one exchange brings the dimension that is not sharded.
+// needed twice, for own queries and for own keys. One exchange brings the dimension that is not sharded.
 // Collective.
 SplitMask split_mask(const Module& module, Frame& frame, const Tensor& given, const Tensor& x,
                      const Tensor& context) {

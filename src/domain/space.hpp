@@ -1,6 +1,6 @@
 // The common part of rules for maps that are sharded in space: which parts of which dimension each rank has,
 // the windows that a local operation needs, and tensors of one rank in the form in which layers see them.
-// Included only inside domain.
+// Only files of domain include it.
 #pragma once
 
 #include <functional>
@@ -16,7 +16,8 @@ namespace weft::domain {
 
 inline constexpr int kHeight = 2, kWidth = 3, kMapDims = 4;
 
-/// How one dimension of maps is sharded: one range for each part; one part if it is not sharded.
+/// The rule by which one dimension of maps is sharded: one range for each part, or one part if it is not
+/// sharded.
 struct Parts {
   int dim;
   std::int64_t size;
@@ -34,8 +35,8 @@ bool cut_in_space(const LayoutRef& layout);
 WindowDim window_for(const Parts& parts, const std::function<IndexRange(const IndexRange&)>& wanted,
                      const Edge& edge = {});
 
-/// Like window_for(), for any indices in ascending order; also returns the place of each index in the window,
-/// by index.
+/// Like window_for(), for any indices in ascending order. It also returns the place of each index in the
+/// window, by index.
 IndexRanges as_ranges(const std::vector<std::int64_t>& ascending);
 
 Edge edge_of(kernels::Padding padding);
@@ -51,8 +52,8 @@ LayoutRef like(const LayoutRef& x, std::int64_t channels, std::int64_t height, s
 /// Partial on these axes.
 Tensor as_samples(const Tensor& local, const LayoutRef& x);
 
-/// The passes of a layer with one map x, if x is sharded in space; a replicated map goes to the layer's own
-/// code. A plain x is an error, because nobody knows whether it is whole or a part.
+/// The passes of a layer with one map x, if x is sharded in space. A replicated map goes to the layer's own
+/// code. A plain x is an error, because weft cannot know whether it is whole or a part.
 class MapPasses : public Passes {
  public:
   explicit MapPasses(const DeviceMesh& axes) : axes_(axes) {}

@@ -71,8 +71,8 @@ void expect_cuttable(const Shape& x, const DomainManager& manager) {
   }
 }
 
-// The layout of the samples of all data ranks, of which this rank has `own`: whole maps, laid out along
-// `axes` as one rank has them. The ranks send each other their shapes, and the faults that they found.
+// The layout of the samples of all data ranks, of which this rank has `own`. They are whole maps, laid out
+// along `axes` as one rank has them. The ranks send each other their shapes, and the faults that they found.
 LayoutRef of_own_samples(const Shape& own, const DeviceMesh& axes, const DeviceMesh& data,
                          const std::optional<Error>& fault) {
   constexpr std::size_t kWords = Shape::kMaxDims + 1;

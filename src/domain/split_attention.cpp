@@ -10,8 +10,8 @@
 namespace weft::domain {
 namespace {
 
-// Positions of a piece: at most those of one rank, so that memory is that of T / n; and few enough that most
-// of the exchange overlaps with the products.
+// Positions of a piece. They are at most those of one rank, so that memory is that of T / n, and few enough
+// that most of the exchange overlaps with the products.
 std::int64_t piece_size(std::int64_t all, std::size_t parts) {
   constexpr std::int64_t kMost = 4 * kernels::kAttentionKeys;
   static_assert(kernels::kAttentionKeys % kernels::kAttentionQueries == 0);
@@ -51,11 +51,11 @@ std::vector<TensorView> by_position(const Tensor& sums) {
   return views;
 }
 
-// Fetches the pieces of some tensors, one after the other; while one piece is used, the next one arrives.
+// Fetches the pieces of some tensors, one after the other. While one piece is used, the next one arrives.
 class Incoming {
  public:
   /// Layouts of `own`, (batch, own positions, …), and of `sums`, (batch, heads, own positions), perhaps
-  /// followed by the terms of each. Backwards, the pieces go from the last to the first.
+  /// followed by the terms of each. In backward, the pieces go from the last to the first.
   Incoming(Frame& frame, const Pieces& pieces, std::vector<Tensor> own, std::vector<Tensor> sums,
            bool backwards)
       : frame_(frame), pieces_(pieces), own_(std::move(own)), sums_(std::move(sums)), backwards_(backwards) {
@@ -70,7 +70,7 @@ class Incoming {
 
   /// Whether this rank needs any piece.
   bool any() const { return any_; }
-  /// Goes on to the next piece; returns false after the last one. Collective.
+  /// Moves to the next piece. Returns false after the last one. Collective.
   bool next() {
     if (at_ == pieces_.wanted.size()) return false;
     coming_.finish();
@@ -129,7 +129,7 @@ kernels::AttentionPiece piece(const HeadsShape& s, const IndexRange& queries, co
 // A part of a mask, in the form that kernels take.
 class PieceOfMask {
  public:
-  /// Rows and keys of `from`, counted from its first ones; if the mask is equal for all queries, its single
+  /// Rows and keys of `from`, counted from its first ones. If the mask is equal for all queries, its single
   /// row.
   PieceOfMask(const SplitMask& mask, const Tensor& from, const IndexRange& rows, const IndexRange& keys) {
     if (!from) return;
@@ -224,8 +224,8 @@ void split_attention_backward(Frame& frame, const SplitAttention& split, const H
   Incoming queries(frame, split.queries, {dout, q}, {softmax, delta}, true);
   if (!keys.any()) of_queries({}, nullptr, nullptr, true, true);
   if (!queries.any()) of_keys({}, nullptr, nullptr, nullptr, nullptr, true, true);
-  // Processes keys and queries by turns: in causal attention the first ranks have few keys to see and many
-  // queries that see theirs, and the last ranks the reverse; so no rank waits long.
+  // Processes keys and queries by turns. In causal attention the first ranks have few keys to see and many
+  // queries that see theirs, and the last ranks the reverse. So no rank waits long.
   for (bool more = true; more;) {
     more = keys.next();
     if (more && keys.range().size() > 0)

@@ -1,13 +1,13 @@
-// Attention over a sequence that is sharded over ranks: each rank attends from its own queries to all keys,
-// which arrive in pieces. Collective over the ranks over which the sequence is sharded. Included only inside
-// domain.
+// Attention over a sequence that is sharded over ranks. Each rank attends from its own queries to all keys,
+// which arrive in pieces. Collective over the ranks over which the sequence is sharded. Only files of domain
+// include it.
 //
 // The idea is that of H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers", 2023: a
 // rank holds its own part and one piece of another part, so that memory is that of T / n positions. But in
 // weft, pieces arrive in the order of the sequence on every rank. Pieces begin and end at the borders of the
-// blocks into which the kernels divide the sequence on one rank, not at the borders of ranks; so every sum
+// blocks into which the kernels divide the sequence on one rank, not at the borders of ranks. So every sum
 // has the order, and the bits, of one rank. Forward and dq process keys from the first to the last. dk and dv
-// of a rank's own keys process queries from the last to the first: so no rank's sum waits for another's. The
+// of a rank's own keys process queries from the last to the first. So no rank's sum waits for another's. The
 // price is that backward computes the scores twice, 7 products instead of 5.
 #pragma once
 
@@ -24,8 +24,8 @@ struct Pieces {
   std::vector<Window> windows;       ///< which fetch it
 };
 
-/// The plan of transfers for queries and keys with these layouts, which are sharded along the same axes.
-/// If causal, there are as many queries as keys. It is made once, and the thread of one rank uses it in every
+/// The plan of transfers for queries and keys with these layouts, which are sharded along the same axes. If
+/// causal, there are as many queries as keys. It is made once. The thread of one rank uses it in every
 /// pass.
 struct SplitAttention {
   SplitAttention(const LayoutRef& q, const LayoutRef& k, bool causal);
@@ -33,7 +33,7 @@ struct SplitAttention {
   bool causal;
 };
 
-/// The part that this rank needs of the mask that is added to scores; the global mask is (batch or 1, queries
+/// The part that this rank needs of the mask that is added to scores. The global mask is (batch or 1, queries
 /// or 1, keys). Without a mask it holds nothing.
 struct SplitMask {
   Tensor of_queries;  ///< (batch or 1, own queries or 1, keys)

@@ -1,15 +1,15 @@
-// A layer that declares what its outputs see (SpaceRule::Kind::window), on maps that are sharded in space.
-// Its own code runs on a window that holds all inputs of this rank's outputs; these outputs are then cut out
-// of its result. Backward is the adjoint: if outputs of several ranks see an input, the input gets the sum of
-// their parts.
+// A layer that declares which inputs its outputs see (SpaceRule::Kind::window), on maps that are sharded in
+// space. Its own code runs on a window that holds all inputs of this rank's outputs. These outputs are then
+// cut out of its result. Backward is the adjoint. If outputs of several ranks see an input, the input gets
+// the sum of their parts.
 #include "domain/conv.hpp"
 #include "domain/plans.hpp"
 
 namespace weft::domain {
 namespace {
 
-// One dimension. The module's own code pads the window, too: the outputs that see that padding come first and
-// last, and are dropped.
+// One dimension. The module's own code pads the window, too. The outputs that see that padding are the first
+// and the last, and are dropped.
 struct Along {
   Sliding k;
   std::int64_t skipped() const {

@@ -36,10 +36,11 @@ class Bf16 {
   void expect_same_reducer(const ReadyBucket& b) {
     if (group_ == nullptr) group_ = &b.group;
     if (group_ != &b.group)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("bf16_hook: bucket {} is another reducer's than those before; expected a hook "
-                              "for each reducer, made by a call of bf16_hook()",
-                              b.number));
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("bf16_hook: bucket {} belongs to another reducer than those before; expected a hook "
+                      "for each reducer, made by a call of bf16_hook()",
+                      b.number));
   }
   const Tensor& buffer(const ReadyBucket& b) {
     if (buffers_.size() <= b.number) buffers_.resize(b.number + 1);

@@ -1,5 +1,5 @@
-// Which gradients lie in which bucket, and where: arithmetic on the arguments of a BucketReducer. Private to
-// dp.
+// The bucket in which each gradient lies, and its place there. This is arithmetic on the arguments of a
+// BucketReducer. Private to dp.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct BucketPlan {
 
 /// Throws bad_argument with "bucket_reducer: " before the text.
 [[noreturn]] void refuse_bucket(const std::string& text);
-/// Buckets in the order of the entries; one bucket of each (dtype, reduction) is open at a time. Throws like
+/// Buckets in the order of the entries. One bucket of each (dtype, reduction) is open at a time. Throws like
 /// the reducer's constructor.
 BucketPlan plan_buckets(const std::vector<BucketEntry>& entries, const BucketOptions& options);
 

@@ -64,7 +64,7 @@ struct BucketReducer::Impl {
   }
 
   // Throws the fault of this rank. Before the first step the other ranks learn of the fault in the comparison
-  // with which their step begins: this rank takes part in that comparison here.
+  // with which their step begins. This rank takes part in that comparison here.
   [[noreturn]] void tell_all(const Error& fault) const {
     if (compared) throw Error(fault);
     throw_told("bucket_reducer", axes, fault);
@@ -160,7 +160,7 @@ struct BucketReducer::Impl {
                                   {.op = ready.op, .tag = dp::history_tag(history), .stream = ready.stream});
   }
 
-  // On a device the stream waits, and the next step asks how the call ended.
+  // On a device the stream waits, and the next step checks how the call ended.
   void wait(std::size_t number) {
     Bucket& b = buckets[number];
     if (b.work.valid()) {
@@ -261,8 +261,8 @@ struct BucketReducer::Impl {
   bool compared = false;
   std::optional<Error> failure;                                    // of the first call that failed
   const std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // existing ones
-  // The number of this reducer among the existing reducers that would share a group: equal on all ranks,
-  // which make and destroy reducers in the same order.
+  // The number of this reducer among the existing reducers that would share a group. It is equal on all
+  // ranks, which make and destroy reducers in the same order.
   UserNumbers::Taken user;
 };
 
@@ -306,7 +306,7 @@ void BucketReducer::ready(std::size_t i) {
   impl_->expect_sound();
   Slot& slot = impl_->slots[i];
   if (slot.ready)
-    bad(fmt::format("\"{}\" is ready twice; finish() comes between two steps", impl_->entries[i].name));
+    bad(fmt::format("\"{}\" is ready twice; call finish() between two steps", impl_->entries[i].name));
   if (*impl_->no_syncs > 0) {
     slot.accumulated = true;
     return;
@@ -327,16 +327,16 @@ bool BucketReducer::is_ready(std::size_t i) const { return impl_->slots[impl_->c
 NoSync BucketReducer::no_sync() {
   for (std::size_t i = 0; i < size(); ++i)
     if (impl_->slots[i].ready)
-      bad(fmt::format("no_sync() after \"{}\" became ready; finish() comes first", impl_->entries[i].name));
+      bad(fmt::format("no_sync() after \"{}\" became ready; call finish() first", impl_->entries[i].name));
   return NoSync(impl_->no_syncs);
 }
 
-// All ranks post all buckets in any case, even buckets with missing gradients: a rank that threw at once
+// All ranks post all buckets in any case, even buckets with missing gradients. A rank that threw at once
 // would leave the others waiting. A missing gradient counts as zero until expect_none_missing() has compared
 // the ranks.
 void BucketReducer::finish() {
   impl_->expect_sound();
-  if (*impl_->no_syncs > 0) bad("finish() inside no_sync(); the last pass before it comes after that scope");
+  if (*impl_->no_syncs > 0) bad("finish() inside no_sync(); end that scope before the last pass");
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < size(); ++i)
     if (!impl_->slots[i].ready && impl_->slots[i].accumulated) {
@@ -355,7 +355,7 @@ void BucketReducer::finish() {
   impl_->start_step();
   if (impl_->options.unused == Unused::error)
     dp::expect_none_missing(
-        {"bucket_reducer: nobody made ready", "BucketOptions"}, impl_->axes, size(), missing,
+        {"bucket_reducer: ready() was not called for", "BucketOptions"}, impl_->axes, size(), missing,
         [this](std::size_t i) { return std::string_view(impl_->entries[i].name); },
         impl_->own_group ? &impl_->own_group : nullptr);
 }

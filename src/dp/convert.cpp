@@ -23,9 +23,9 @@ TensorView line(const std::byte* data, std::int64_t at, std::int64_t count, DTyp
 template <class T>
 constexpr bool kHalf = std::is_same_v<T, bf16> || std::is_same_v<T, f16>;
 
-// The float that rounds to the same half as x: rounded to odd, so that its last bit, which no half keeps,
-// records what f32 cannot hold (S. Boldo, G. Melquiond, "Emulation of a FMA and correctly rounded sums",
-// 2008).
+// The float that rounds to the same half as x. It is rounded to odd, so that its last bit, which no half
+// keeps, records what f32 cannot hold (S. Boldo, G. Melquiond, "Emulation of a FMA and correctly rounded
+// sums", 2008).
 float to_odd(double x) {
   const auto f = static_cast<float>(x);
   if (static_cast<double>(f) == x || x != x) return f;

@@ -16,7 +16,7 @@ struct Converted {
   std::int64_t count;
 };
 
-/// Converts all elements, each rounded once; if both dtypes are equal, copies. Supports f64, f32, bf16 and
+/// Converts all elements, each rounded once. If both dtypes are equal, it copies. Supports f64, f32, bf16 and
 /// f16. The threads of `compute` do the work (null: this thread). On a device it only copies, and throws
 /// unsupported for a conversion.
 void convert_all(Compute* compute, const std::vector<Converted>& all, DType from, DType to);

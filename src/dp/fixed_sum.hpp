@@ -1,6 +1,6 @@
-// A sum of squares of floats without any rounding: a fixed-point number of some words, so that its bits do
-// not depend on the order of the terms, nor on the ranks that hold them (U. Kulisch, "Computer Arithmetic and
-// Validity", 2008, calls it a long accumulator). Private to dp.
+// A sum of squares of floats without any rounding. It is a fixed-point number of some words, so that its bits
+// do not depend on the order of the terms, nor on the ranks that hold them (U. Kulisch, "Computer Arithmetic
+// and Validity", 2008, calls it a long accumulator). Private to dp.
 #pragma once
 
 #include <array>
@@ -10,8 +10,8 @@
 
 namespace weft::dp {
 
-/// A value; one thread at a time. A finite float is m · 2^e with an integer m below 2^24, so its square is m²
-/// · 2^2e: from 2^-298 on, and below 2^256. 10 words of 64 bits hold the sum of 2^86 squares.
+/// A value. One thread at a time uses it. A finite float is m · 2^e with an integer m below 2^24. So its
+/// square is m² · 2^2e: at least 2^-298, and below 2^256. 10 words of 64 bits hold the sum of 2^86 squares.
 class FixedSum {
  public:
   static constexpr std::size_t kWords = 11;  ///< of words(): ten, and whether all terms were finite

@@ -52,7 +52,7 @@ struct Cohort {
   Powers powers;
   dp::FixedSum squares{};  // in place of powers in exact mode
 };
-// All gradients of one root mesh; without a mesh, the gradients of this rank alone.
+// All gradients of one root mesh. Without a mesh, the gradients of this rank alone.
 struct Part {
   DeviceMesh root;
   std::vector<Cohort> cohorts;
@@ -74,7 +74,7 @@ void expect_reduced(const char* what, std::span<const Gradient> gradients) {
     }
 }
 
-// Returns the cohort of a gradient; makes it if there is none yet.
+// Returns the cohort of a gradient. Makes it if there is none yet.
 Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
   const DeviceMesh root = root_of(g);
   std::vector<int> axes;
@@ -249,10 +249,10 @@ std::vector<typename Words::Sum> gather_sums(const Settings& settings, const Par
   return all;
 }
 
-// Calls use(rank, sum, counts) for the sum of each cohort of each rank, in rank order; `counts`: the rank's
-// elements are not those of a rank before it, since it has coordinate 0 on the axes along which the cohort is
-// replicated. Every rank sees the same sums, so all ranks get the same bits, even if replicas have drifted
-// apart.
+// Calls use(rank, sum, counts) for the sum of each cohort of each rank, in rank order. `counts`: the rank's
+// elements are not those of an earlier rank, since it has coordinate 0 on the axes along which the cohort is
+// replicated. Every rank sees the same sums. So all ranks get the same bits, even if replicas are no longer
+// equal.
 template <class Sum, class Use>
 void for_sums(const Part& part, const std::vector<Sum>& all, const Use& use) {
   const int ranks = part.root ? part.root.size() : 1;
@@ -308,7 +308,7 @@ bool is_told(const Error& e) {
          e.code() == ErrorCode::mismatch || e.code() == ErrorCode::unsupported;
 }
 
-// A fault in a rank's arguments, or a fault found in one mesh, is reported in all other meshes: their ranks
+// A fault in a rank's arguments, or a fault found in one mesh, is reported in all other meshes. Their ranks
 // throw, too, and no rank's call waits for another rank's.
 Norm norm_over_all(const Settings& settings, std::span<const Gradient> gradients, Compute* compute,
                    Fault fault) {
@@ -378,7 +378,7 @@ void expect_exact(const char* what, std::span<const Gradient> gradients, double 
 
 }  // namespace
 
-// Adds the sum of |g|^p of each gradient to its cohort's sum; one all-gather per mesh then adds the sums of
+// Adds the sum of |g|^p of each gradient to its cohort's sum. One all-gather per mesh then adds the sums of
 // all ranks.
 double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute, Exact exact) {
   const Fault fault = fault_of([&] {

@@ -33,7 +33,7 @@ void expect_apart(std::string_view what, std::span<const Gradient> gradients) {
 const Shape& local_shape_of_gradient(std::string_view name, const LayoutRef& layout) {
   if (layout == nullptr)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("make_gradient: layout of \"{}\" is null, and nothing else says its shape; of a "
+                fmt::format("make_gradient: layout of \"{}\" is null, so its shape is not known; for a "
                             "gradient of this rank alone write Gradient{{\"{}\", view(...)}}",
                             name, name));
   return layout->local_shape();

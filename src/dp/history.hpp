@@ -1,5 +1,5 @@
-// The origin of the values whose gradients, or parts, are moved: a digest that ranks compare with the calls
-// of buckets and shards, at no cost, as they compare the layouts of a redistribution. Private to dp.
+// The origin of the values whose gradients, or parts, are moved. It is a digest that ranks compare with the
+// calls of buckets and shards, at no cost, as they compare the layouts of a redistribution. Private to dp.
 #pragma once
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ namespace weft::dp {
 inline int history_tag(std::uint64_t history) noexcept { return history == 0 ? 0 : layout_tag(history); }
 
 /// Returns whether the text of a mismatch, `rank 1 called X [call 4], rank 0 X [call 4]`, shows two equal
-/// calls: then the calls differ in the tag, which the text does not show.
+/// calls. Then the calls differ in the tag, which the text does not show.
 inline bool differs_in_tag(std::string_view text) {
   constexpr std::string_view kCalled = " called ", kEnd = " [call ", kNext = "], rank ";
   const std::size_t called = text.find(kCalled), end = text.find(kEnd, called), next = text.find(kNext, end);

@@ -16,7 +16,7 @@ namespace {
 
 using Tables = DeviceTables<GradientKernels>;
 
-// Sums within these bounds stay plain sums: more than 2^100 of them can be added up, and a term whose power
+// Sums within these bounds stay plain sums. More than 2^100 of them can be added up, and a term whose power
 // is too small for a double is smaller than the rounding error.
 bool in_range(double sum) { return sum >= 0x1p-500 && sum <= 0x1p900; }
 
@@ -30,7 +30,7 @@ double largest(std::span<const T> values) {
   return most;
 }
 
-// Σ (|v| / scale)^p. Several partial sums are computed in parallel: this is faster, and keeps rounding errors
+// Σ (|v| / scale)^p. Several partial sums are computed in parallel. This is faster, and keeps rounding errors
 // small.
 template <class T>
 double sum_of_powers(std::span<const T> values, double scale, double p) {
@@ -130,8 +130,7 @@ const GradientKernels& dp::kernels_of(std::string_view what, const Compute* comp
   if (const GradientKernels* const kernels = compute->context().attached<Tables>().find(compute->device()))
     return *kernels;
   throw Error(ErrorCode::unsupported,
-              fmt::format("{}: nobody has given the gradient kernels of {} to this Context; "
-                          "add_gradient_kernels() does",
+              fmt::format("{}: this Context has no gradient kernels of {}; add_gradient_kernels() adds them",
                           what, to_string(compute->device())));
 }
 

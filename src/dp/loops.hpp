@@ -1,5 +1,5 @@
-// The inner loops over elements of gradients, each so simple that the compiler vectorises it. Callable from
-// any thread. Private to dp.
+// The inner loops over elements of gradients. Each is so simple that the compiler vectorises it. Any thread
+// may call them. Private to dp.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace weft::dp::loops {
 
 constexpr std::size_t kLanes = 8;
 
-/// Returns whether powers with this exponent are summed directly; for other exponents the powers of x over a
+/// Returns whether powers with this exponent are summed directly. For other exponents the powers of x over a
 /// scale are summed.
 constexpr bool plain(double p) { return p >= 1 && p <= 4; }
 inline double power(double x, double p) {

@@ -21,16 +21,16 @@
 
 namespace weft::dp {
 
-/// The kernels for the device of `compute`; null: the CPU's kernels. Throws unsupported: `clip_grad_norm:
-/// nobody has given the gradient kernels of cuda:0 to this Context; add_gradient_kernels() does`. `what`: the
-/// caller's name.
+/// The kernels for the device of `compute`. Null: the CPU's kernels. Throws unsupported: `clip_grad_norm:
+/// this Context has no gradient kernels of cuda:0; add_gradient_kernels() adds them`. `what`: the caller's
+/// name.
 const GradientKernels& kernels_of(std::string_view what, const Compute* compute);
 
 inline bool on_device(const Compute* compute) noexcept {
   return compute != nullptr && compute->device() != Device{};
 }
 
-/// The stream on which the calls and the memory of `compute` are ordered; null: the host.
+/// The stream on which the calls and the memory of `compute` are ordered. Null: the host.
 inline Stream stream_of(const Compute* compute) noexcept {
   return compute == nullptr ? Stream{} : compute->stream();
 }
@@ -40,8 +40,8 @@ struct Copied {
   std::byte* to;
   std::int64_t bytes;
 };
-/// Performs each of copy_of(0), copy_of(1), …: with the threads of `compute`, or on its device's stream;
-/// null: with this thread.
+/// Performs each of copy_of(0), copy_of(1), …, with the threads of `compute`, or on its device's stream.
+/// Null: with this thread.
 template <class CopyOf>
 void copy_all(Compute* compute, std::size_t count, const CopyOf& copy_of) {
   if (on_device(compute)) {

@@ -23,7 +23,7 @@ namespace {
 
 // The action for a gradient on one axis.
 enum class Action : unsigned char { leave, sum, average, average_replicas };
-// Replicas come first: if one has drifted, nothing has been changed yet.
+// Replicas are reduced first. If one differs, nothing has been changed yet.
 constexpr Action kReductions[] = {Action::average_replicas, Action::sum, Action::average};
 
 struct Member {
@@ -89,8 +89,8 @@ ProcessGroup& group_of(const Flat& f, const std::vector<DeviceMesh>& axes) {
   return axes[0].root().submesh(names).group();
 }
 
-// Never throws: ranks have not compared their lists yet, and a rank that threw alone would leave the others
-// waiting.
+// Never throws, since ranks have not compared their lists yet, and a rank that threw alone would leave the
+// others waiting.
 dp::Replicas find_replicas(std::span<const Gradient> gradients, const DeviceMesh& axes, Compute* compute) {
   dp::Replicas replicas(axes, compute);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
@@ -127,8 +127,8 @@ void expect_reducible(std::span<const Gradient> gradients, const std::vector<Dev
 
 // The flat buffers of one kind of reduction, in the order in which gradients first need them. This order is
 // equal on all ranks of the axes, so they make groups in one order. A gradient that is empty on this rank,
-// but not on others, still takes part in the call. So do replicas that are already equal; but they stay out
-// of the buffer, because their average may round to another value, or overflow.
+// but not on others, is still in the call. Replicas that are already equal are in the call, too. But they
+// stay out of the buffer, because their average may round to another value, or overflow.
 std::vector<Flat> collect(std::span<Gradient> gradients, const std::vector<DeviceMesh>& axes, Action action,
                           const dp::Replicas& replicas, const char* what) {
   std::vector<Flat> flats;

@@ -20,7 +20,8 @@ namespace {
 constexpr std::size_t kWordsOfOptions = 2;
 constexpr double kUnset = -1;  // the value that ranks send for a tolerance that is not set
 
-// How far a replica may be from the average: a fraction of the largest element, and at least `least`.
+// The largest distance of a replica from the average: a fraction of the largest element, and at least
+// `least`.
 struct Tolerance {
   double relative, least = 0;
 };
@@ -55,7 +56,7 @@ Tolerance tolerance_of(const ReduceOptions& options, DType dtype) {
   return {0};
 }
 
-// The words of a rank: the tolerance; then on_drift, with one bit for each data axis above it.
+// The words of a rank: the tolerance, then on_drift, with one bit for each data axis above it.
 std::array<std::uint64_t, kWordsOfOptions> words_of(const ReduceOptions& options, std::uint64_t data) {
   return {std::bit_cast<std::uint64_t>(options.tolerance.value_or(kUnset)),
           data << 1 | static_cast<std::uint64_t>(options.on_drift)};
@@ -209,7 +210,7 @@ void Replicas::expect_no_drift(const ReduceOptions& options,
   for (int r = 0; r < axes_.size(); ++r)
     if (verdict(r).excess > found.excess) found = verdict(r);
   if (found.excess <= 1) return;
-  // Two ranks that differ are equally far from their average; if there are more ranks, the rank that drifted
+  // Two ranks that differ are equally far from their average. If there are more ranks, the rank that differs
   // is the furthest.
   std::vector<int> blamed;
   for (int r = 0; r < axes_.size(); ++r) {

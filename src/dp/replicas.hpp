@@ -1,6 +1,6 @@
-// Which gradients are equal on all ranks that hold a replica, and how far the other gradients are from their
-// average. Every rank of the axes receives the result for all gradients and all ranks, so either all ranks
-// throw or none does. Private to dp.
+// Determines which gradients are equal on all ranks that hold a replica, and how far the other gradients are
+// from their average. Every rank of the axes receives the result for all gradients and all ranks. So either
+// all ranks throw or none does. Private to dp.
 #pragma once
 
 #include <cstddef>
@@ -27,10 +27,10 @@ class Replicas {
   /// numbers in the root mesh, among the axes of this mesh. All ranks must add the same gradients, including
   /// gradients that are empty on them.
   void add(const Gradient& gradient, std::size_t index, const std::vector<int>& along);
-  /// Uses one small all-gather over the axes: it compares the lists of all gradients, the options, and a hash
+  /// Uses one small all-gather over the axes. It compares the lists of all gradients, the options, and a hash
   /// of the replicas. If the hash differs, a second all-gather finds out which gradient differs. Throws
   /// mismatch if the ranks gave different lists or options. `data`: the data axes, one bit for each among the
-  /// axes of the mesh; `what`: the caller, for this error and the errors below; `fault`: as in
+  /// axes of the mesh. `what`: the caller, for this error and the errors below. `fault`: as in
   /// gather_with_list().
   void compare_bits(const ReduceOptions& options, std::uint64_t data, const char* what,
                     std::span<const Gradient> gradients, const std::optional<Error>& fault);

@@ -80,7 +80,7 @@ std::vector<std::int64_t> Sampler::batch(std::int64_t step, Chunk of) const {
   return samples;
 }
 
-// All samples in the order of a round: each place, from the last to the first, gets a sample that is not yet
+// All samples in the order of a round. Each place, from the last to the first, gets a sample that is not yet
 // placed.
 std::vector<std::int64_t> Sampler::shuffled(std::uint64_t round) const {
   std::vector<std::int64_t> order(static_cast<std::size_t>(population_));
@@ -89,20 +89,20 @@ std::vector<std::int64_t> Sampler::shuffled(std::uint64_t round) const {
     const auto random = philox({static_cast<std::uint32_t>(left), kRounds, static_cast<std::uint32_t>(round),
                                 static_cast<std::uint32_t>(round >> 32)},
                                {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)});
-    // A number below `left`, made of 64 random bits; one number is more likely than another by 2^-54.
+    // A number below `left`, made of 64 random bits. One number is more likely than another by 2^-54.
     const std::uint64_t high = std::uint64_t{random[0]} * left, low = std::uint64_t{random[1]} * left;
     std::swap(order[(high + (low >> 32)) >> 32], order[left - 1]);
   }
   return order;
 }
 
-// The walk is an endless sequence of rounds, each a permutation of all samples: position p is number p mod
-// population of round p / population. The network splits a number into two halves and, round by round, adds a
-// function of the right half to the left one and swaps them: this is a permutation of all numbers of 2 ·
+// The walk is an endless sequence of rounds, each a permutation of all samples. Position p is number p mod
+// population of round p / population. The network splits a number into two halves. Round by round, it adds a
+// function of the right half to the left half and swaps them. This is a permutation of all numbers of 2 ·
 // half_bits bits, whatever the function. A result outside the population goes through the network again until
-// it lies inside; since the network permutes, the result is again a permutation. A network is an even
-// permutation, and so is its restriction to a population of 4^k: for such a population the first two numbers
-// change places in every second round, at random.
+// it lies inside. Since the network permutes, the result is again a permutation. A network is an even
+// permutation, and its restriction to a population of 4^k is even, too. For such a population the first two
+// numbers change places in every second round, at random.
 std::int64_t Sampler::sample(std::int64_t position) const {
   const auto round_of_walk = static_cast<std::uint64_t>(position / population_);
   const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;

@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// The callbacks that this thread is running, the innermost first: a callback may wait for a call of another
+// The callbacks that this thread is running, the innermost first. A callback may wait for a call of another
 // group, and run other callbacks meanwhile.
 struct Running {
   const GroupState* group;
@@ -21,7 +21,7 @@ thread_local const Running* innermost = nullptr;
 [[noreturn]] void refuse_wait(const std::string& tail) {
   throw Error(Failure{.code = ErrorCode::bad_argument,
                       .text = fmt::format("wait: this thread is in a callback of the same group, which may "
-                                          "not wait for its calls; ask done(), or wait elsewhere{}",
+                                          "not wait for its calls; call done(), or wait in another thread{}",
                                           tail),
                       .ranks = {}});
 }
@@ -122,7 +122,7 @@ bool WorkCallbacks::settle(Deadline limit) {
 }  // namespace detail
 
 // Adds the callback of the calls of `work`. Returns null if all calls have ended already, so that no thread
-// would call the callback; `error` then says how they ended.
+// would call the callback. `error` then says how they ended.
 std::shared_ptr<Callback> GroupState::add_callback(const Work& work, std::unique_ptr<detail::WorkCallback>& f,
                                                    std::optional<Error>& error) {
   own();

@@ -39,7 +39,7 @@ class Callback final : public ProgressEngine::Later {
   /// Waits until the callback has returned; returns false if it still runs at `limit`. Also returns true if
   /// this thread is inside the callback.
   bool await(Deadline limit) const noexcept;
-  /// Returns the exception that the callback threw, once; nothing if it threw nothing.
+  /// Returns the exception that the callback threw, once. Nothing if it threw nothing.
   std::exception_ptr take_thrown() noexcept { return std::exchange(thrown_, nullptr); }
   /// "the callback of all_reduce [group "x", rank 0, call 3]"
   const std::string& title() const noexcept { return title_; }
@@ -50,7 +50,7 @@ class Callback final : public ProgressEngine::Later {
  private:
   enum class State : std::uint8_t { waiting, running, over };
   std::unique_ptr<detail::WorkCallback> f_;
-  // compared, but never followed, because the group may be destroyed; the same holds for the objects below
+  // compared, but never followed, because the group may be destroyed; this is also so for the objects below
   const GroupState* const group_;
   const std::shared_ptr<UserNumbers>* const users_;
   const std::string title_;
@@ -82,13 +82,13 @@ class WorkCallbacks {
   // of the recvs from any_source, in the order of the calls
   std::vector<std::shared_ptr<FoundMessage>> found;
 
-  /// Calls the callbacks that have not been called yet, with this error; waits for the others.
+  /// Calls the callbacks that have not been called yet, with this error. Waits for the others.
   void fail(const Error& e) noexcept;
   /// Waits until all callbacks have returned whose calls have ended.
   void await() noexcept;
   /// Like await(), but returns false if callbacks still run at `limit`. Then rethrows the first exception.
   bool settle(Deadline limit);
-  /// Like await(), for a Work that is destroyed: exceptions of the callbacks are logged.
+  /// Like await(), for a Work that is destroyed. It logs exceptions of the callbacks.
   void drop() noexcept;
 
  private:

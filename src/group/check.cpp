@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-// Kernels read complete elements, so data must be aligned to the size of an element, at most to 8 bytes: an
+// Kernels read complete elements, so data must be aligned to the size of an element, at most to 8 bytes. An
 // element of 16 bytes is a complex number, a pair of f64.
 std::uintptr_t alignment(DType dtype) noexcept {
   return static_cast<std::uintptr_t>(std::min(size_bytes(dtype), 8));
@@ -92,7 +92,7 @@ struct Checker {
   void elements(const BasicBuffer<Byte>& b, const char* which) const {
     if (b.raw)
       wrong(ErrorCode::unsupported,
-            "{} is raw bytes ({}, from as_bytes(), std::byte or characters), of which there is no {}; "
+            "{} is raw bytes ({}, from as_bytes(), std::byte or characters), for which there is no {}; "
             "expected elements of the dtype to combine",
             which, name(b.dtype), name(call.options.op));
   }
@@ -123,7 +123,7 @@ struct Checker {
       wrong(ErrorCode::bad_argument, "out is {}; expected {} (in)", name(out.dtype), name(in.dtype));
   }
 
-  // If `in` and `out` overlap, throws unless the call is in place; `rule` explains the condition in the text.
+  // If `in` and `out` overlap, throws unless the call is in place. `rule` explains the condition in the text.
   void overlap(bool in_place, const char* rule) const {
     if (in_place || have.in_count == 0 || have.out_count == 0) return;
     const std::int64_t element = size_bytes(call.in.dtype);
@@ -293,7 +293,7 @@ bool plain(const BasicBuffer<Byte>& b) noexcept {
          (b.data != nullptr || b.count == 0);
 }
 
-// The fast path. Most calls are right, and most right calls can be recognised in few instructions: they have
+// The fast path. Most calls are right, and most right calls can be recognised in few instructions. They have
 // equal blocks, and a dtype and a reduction that the transport supports natively. If the result is false, the
 // call is not necessarily wrong, but the checks below must decide.
 bool plainly_right(const Call& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
@@ -368,7 +368,7 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
     c.wrong(ErrorCode::bad_argument, "the call is empty; make it with a function of namespace call");
   if (call.op == Op::exchange)
     c.wrong(ErrorCode::bad_argument,
-            "op is exchange, whose plan a Call has no place for; call make_exchange() or exchange()");
+            "op is exchange, and a Call cannot hold its plan; call make_exchange() or exchange()");
   const OpRow r = row(call.op);
   if (r.counts != Counts::in_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.in_blocks, "in");
   if (r.counts != Counts::out_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.out_blocks, "out");

@@ -64,7 +64,7 @@ struct Furthest {
   }
 };
 
-// Returns two extents of different calls that have a byte in common, of which at least one is written; null
+// Returns two extents of different calls that have a byte in common, of which at least one is written. Null
 // if there are none.
 std::array<const Extent*, 2> collision_of(std::vector<Extent>& all) {
   std::sort(all.begin(), all.end(), [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
@@ -177,9 +177,9 @@ struct Head {
 // The calls of one batch. Meanwhile this thread owns the group, except while it waits for room.
 class GroupState::Batch {
  public:
-  // On a stream a batch must have room for all its calls before it begins, so that all ranks divide the calls
-  // into the same batches, however full their rings are: NCCL requires that calls which start together on one
-  // rank start together on all ranks.
+  // On a stream a batch must have room for all its calls before it begins. So all ranks divide the calls into
+  // the same batches, however full their rings are. NCCL requires that calls which start together on one rank
+  // start together on all ranks.
   Batch(GroupState& group, std::size_t calls, const Head& first) : group_(group) {
     group_.own_room(group_.streams() ? static_cast<int>(calls) : 1, first.op, first.deadline);
     ++group_.batches_;
@@ -194,7 +194,7 @@ class GroupState::Batch {
     group_.disown();
     if (group_.helped_) group_.progress_.in_flight(sent_);
   }
-  // To be called before each call of the batch. Throws if the group has failed, or if there is no room in
+  // Call this before each call of the batch. Throws if the group has failed, or if there is no room in
   // time.
   void expect_room(Op op, Duration deadline) {
     if (!group_.failed() && group_.ring_.room(1)) [[likely]]
@@ -205,7 +205,7 @@ class GroupState::Batch {
     owns_ = true;
   }
   void count() noexcept { ++sent_; }
-  /// The time at which the calls began, for send_off(); 0: no call has begun since this thread owns the
+  /// The time at which the calls began, for send_off(). 0: no call has begun since this thread owns the
   /// group.
   std::uint64_t& began() noexcept { return began_; }
 
@@ -229,7 +229,8 @@ Work GroupState::submit_all(std::span<const Call> calls, bool apart) {
   for (std::size_t i = 0; i < calls.size(); ++i) {
     const Call& c = calls[i];
     if (c.options.stream != Stream{}) check_stream(c.options.stream, name(c.op), true);
-    // Made in its place, because a copy would wait for stores whose sizes differ from those of its loads.
+    // The object is constructed in its place, because a copy would wait for stores whose sizes differ from
+    // those of its loads.
     ::new (&operands[i]) Operands(check(c, of_backend, member.rank, member.size, member.name));
   }
   if (!apart) check_apart(calls, operands, member);
@@ -353,7 +354,7 @@ void GroupState::fail_batch(const char* function, const std::exception& reason, 
 }
 
 // Opens or closes the backend's batch. It is open while some thread is in a batch and no thread waits for
-// slots; if a thread waits for slots, the calls in the batch must start, or no slot would become free. Called
+// slots. If a thread waits for slots, the calls in the batch must start, or no slot would become free. Called
 // by the owner.
 void GroupState::arrange_batch() noexcept {
   const bool open = batches_ > 0 && stalled_ == 0 && !failed();

@@ -83,8 +83,8 @@ Error GroupFailure::error(Op op, std::uint64_t call) const {
   return Error(std::move(f), quiet, std::move(last_calls));
 }
 
-// Without a warning the program would go on with numbers that were never reduced. If the program has got an
-// Error of this group, or an exception is in flight, it knows of the failure, and no warning is needed.
+// Without a warning the program would continue with numbers that were never reduced. If the program has got
+// an Error of this group, or an exception is in flight, it knows of the failure, and no warning is needed.
 // `had_failed`: whether the group had failed before. If this rank itself failed the group, its program knows
 // that, too.
 void GroupFailure::warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept try {
@@ -94,9 +94,9 @@ void GroupFailure::warn_of_dropped(Op op, std::uint64_t call, bool had_failed) n
   if (had_failed && (own || unwinding)) return;
   if (warned_.exchange(true)) return;
   const std::string what =
-      own ? fmt::format("{}; what it was to give is undefined, and the group has failed", why->text)
+      own ? fmt::format("{}; its result is undefined, and the group has failed", why->text)
           : fmt::format(
-                "{}a call that failed was dropped before anybody asked how it ended; what it was to give is "
+                "{}a call that failed was dropped before the program asked for its result; its result is "
                 "undefined: {}",
                 op == Op::none ? "" : fmt::format("{}: ", name(op)), why->text);
   context_.log().write(LogLayer::group, LogLevel::warning, what + tail(member_, call));

@@ -36,9 +36,9 @@ class GroupFailure {
   bool happened() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// Returns the first cause if the group has failed.
   std::optional<Failure> first_cause() const;
-  /// To be called when the backend has failed: takes over the backend's first cause, writes the trace and
-  /// wakes waiting threads. Only the first call has an effect. It calls `last_calls()` if ranks are late or
-  /// dead; null: this thread cannot know the last calls.
+  /// Call it when the backend has failed. It takes over the backend's first cause, writes the trace and wakes
+  /// waiting threads. Only the first call has an effect. It calls `last_calls()` if ranks are late or dead.
+  /// Null: this thread cannot know the last calls.
   void take_over(const std::function<std::vector<LastCall>()>& last_calls = nullptr) noexcept;
   /// Throws the first cause, for a call of `op` that fails because of it. The cause may lie in another call,
   /// or in none.
@@ -49,9 +49,9 @@ class GroupFailure {
   bool quiesced() const noexcept { return quiesced_.load(std::memory_order_acquire); }
   /// Waits up to `limit`; returns true if no rank can access the memory of the calls in `ring` any more.
   bool quiesce(Duration limit, const Ring& ring) noexcept;
-  /// Like quiesce(), for Works that are destroyed: if there are several, only the first one waits.
+  /// Like quiesce(), for Works that are destroyed. If there are several, only the first one waits.
   bool quiesce_dropped(const Ring& ring) noexcept;
-  /// To be called if a Work was destroyed before its call has ended. If the program gets no Error about that,
+  /// Call this if a Work was destroyed before its call has ended. If the program gets no Error about that,
   /// logs a warning once per group, and notifies `weft run`.
   void warn_of_dropped(Op op, std::uint64_t call, bool had_failed) noexcept;
 

@@ -131,8 +131,8 @@ void GroupState::release() noexcept {
   if (last) end();
 }
 
-// Called when the owner returns from a step in which it was stuck. The owner gives back its own Work later;
-// or it is the helper thread, and then the group stays forever.
+// Called when the owner returns from a step in which it was stuck. The owner gives back its own Work later.
+// Or the owner is the helper thread, and then the group stays forever.
 void GroupState::take_given_up() noexcept {
   const std::int64_t given = given_up_.exchange(0, std::memory_order_relaxed);
   works_ -= given % kHandle;
@@ -151,14 +151,14 @@ void GroupState::give_back() noexcept {
   if (last) end();
 }
 
-// To be called when the program has no handle of the group any more. The group may stay forever, but the
+// Call this when the program has no handle of the group any more. The group may stay forever, but the
 // Context may be destroyed.
 void GroupState::unlist() noexcept {
   const std::lock_guard lock(mutex_);
   listed_.reset();
 }
 
-// To be called when neither a handle nor a Work refers to the group any more.
+// Call it when neither a handle nor a Work refers to the group any more.
 void GroupState::end() noexcept {
   if (failed() && !failure_.quiesce_dropped(ring_)) {
     // A stopped peer may still write into memory that this group exposed to it. So the group is kept, and the
@@ -249,7 +249,7 @@ void GroupState::await_owner(Op op, Duration deadline) {
   throw Error(Failure{.code = ErrorCode::timeout,
                       .text = fmt::format("{}: not begun within {}: all the time another thread of this rank "
                                           "was in the middle of a step; if the kernel copies for it, and "
-                                          "waits for memory of a peer, WEFT_SINGLE_COPY=off does without{}",
+                                          "waits for memory of a peer, WEFT_SINGLE_COPY=off avoids this{}",
                                           name(op), shown_seconds(limit), tail(member)),
                       .op = op,
                       .ranks = {}},
@@ -383,8 +383,8 @@ std::shared_ptr<detail::PreparedCall> GroupState::prepare(const Call& call) {
   Operands have = check(call, traits(), member.rank, member.size, member.name);
   if (call.op == Op::wait_message)
     throw Error(Failure{.code = ErrorCode::bad_argument,
-                        .text = fmt::format("make: op is wait_message, whose answer a persistent call has no "
-                                            "place for; expected a collective, send or recv{}",
+                        .text = fmt::format("make: op is wait_message, and a persistent call cannot hold its "
+                                            "answer; expected a collective, send or recv{}",
                                             tail(member)),
                         .op = call.op,
                         .ranks = {}});
@@ -533,12 +533,11 @@ std::shared_ptr<detail::PreparedExchange> GroupState::prepare_exchange(const Exc
   }
   disown();
   if (prepared->planned == nullptr)
-    throw Error(
-        Failure{.code = ErrorCode::system,
-                .text = fmt::format("{}: backend {} says that it has exchange, and works out no plan{}",
-                                    plan.name, traits().name, tail),
-                .op = Op::exchange,
-                .ranks = {}});
+    throw Error(Failure{.code = ErrorCode::system,
+                        .text = fmt::format("{}: backend {} has exchange in its traits, but gave no plan{}",
+                                            plan.name, traits().name, tail),
+                        .op = Op::exchange,
+                        .ranks = {}});
   return prepared;
 }
 
@@ -634,8 +633,8 @@ MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
   return found->message;
 }
 
-// Writes a call in the form for the backend, without its number. Sets only the fields that the operation has:
-// a Call may also have a root, a peer or an order that means nothing for its operation, and ranks would
+// Writes a call in the form for the backend, without its number. Sets only the fields that the operation has.
+// A Call may also have a root, a peer or an order that means nothing for its operation, and ranks would
 // compare these fields.
 void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexcept {
   const OpRow r = row(call.op);
@@ -707,7 +706,7 @@ bool GroupState::drive_and(const After& after) noexcept {
   return moved;
 }
 
-// Returns whether another thread has owned the group for longer than a call may take; the kernel must then be
+// Returns whether another thread has owned the group for longer than a call may take. The kernel must then be
 // waiting for a peer's page.
 bool GroupState::is_stuck(Duration deadline) noexcept {
   const std::int64_t since = unowned_since_.load(std::memory_order_relaxed);
@@ -727,7 +726,7 @@ void GroupState::raise_stuck(const Ring::Slot& slot) {
               .text = fmt::format(
                   "{}: not finished within {}: all the time another thread of rank {} was in the middle of a "
                   "step; if the kernel copies for it, and waits for memory of a peer, WEFT_SINGLE_COPY=off "
-                  "does without",
+                  "avoids this",
                   name(op), shown_seconds(slot.deadline()), member.rank),
               .op = op,
               .call = call,
@@ -787,7 +786,7 @@ void GroupState::mark_failed() noexcept {
   });
 }
 
-// Exists while its thread waits for a Work or polls it; gives the Work back as soon as the thread owns the
+// Exists while its thread waits for a Work or polls it. Gives the Work back as soon as the thread owns the
 // group and the call is done.
 class GroupState::Taking {
  public:

@@ -49,7 +49,7 @@ class GroupState final : public Driven, public BlockHolder {
   /// store of `m`.
   GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token, int ranks_here,
              Origin origin = {}, const std::shared_ptr<Store>& rendezvous_store = {}, Duration patience = {});
-  /// To be called once, when the handle releases the group.
+  /// Call it once, when the handle releases the group.
   void release() noexcept;
 
   Work submit(const Call& call);
@@ -58,7 +58,7 @@ class GroupState final : public Driven, public BlockHolder {
   /// Starts the result of prepare() as one call, which it numbers and sends as submit() does. Allocates
   /// nothing, unless the call receives from any source.
   Work start(const std::shared_ptr<detail::PreparedCall>& prepared);
-  /// Like start(), for several calls as one; no call may be listed twice.
+  /// Like start(), for several calls as one. No call may be listed twice.
   Work start_all(std::span<const std::shared_ptr<detail::PreparedCall>> calls);
   /// Checks a plan, and lets the transport prepare it. Does not communicate. `sound`: see PreparedExchange.
   std::shared_ptr<detail::PreparedExchange> prepare_exchange(const ExchangePlan& plan, bool sound = false);
@@ -85,7 +85,7 @@ class GroupState final : public Driven, public BlockHolder {
 
   detail::WorkCallbacks* new_callbacks() { return new detail::WorkCallbacks(context, progress_); }
   /// Takes `f`, which will be called when the calls of this Work have ended. Returns null if the calls have
-  /// ended already; `error` then says how, and `f` still belongs to the caller.
+  /// ended already. `error` then says how, and `f` still belongs to the caller.
   std::shared_ptr<Callback> add_callback(const Work& work, std::unique_ptr<detail::WorkCallback>& f,
                                          std::optional<Error>& error);
   /// Returns whether this thread is in a callback of this group.
@@ -97,7 +97,7 @@ class GroupState final : public Driven, public BlockHolder {
     if (!ring_.finished(slot, ticket)) check_may_wait();
   }
 
-  /// A collective that all ranks make last; it compares the calls that they have made. Throws like
+  /// A collective that all ranks make last. It compares the calls that they have made. Throws like
   /// ProcessGroup::leave().
   void compare_with_all(Duration deadline);
   void abort(std::string_view why);
@@ -141,7 +141,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::map<std::string, int> generations;
   std::string key(std::string_view what) const;  ///< a key of the store, under this group's token
   std::string next_token(std::string_view name, std::span<const int> ranks);
-  /// The state of shrink(); only one thread of this rank runs shrink() at a time.
+  /// The state of shrink(). Only one thread of this rank runs shrink() at a time.
   struct Shrinking {
     std::mutex mutex;
     int rounds = 0;            ///< how many rounds this rank has completed
@@ -151,15 +151,15 @@ class GroupState final : public Driven, public BlockHolder {
   std::vector<int> gone() const noexcept { return backend_->gone(); }
   /// The first cause, if the group has failed.
   std::optional<Failure> failure() const { return failure_.first_cause(); }
-  /// For a thread that waits for ranks of this group outside of a call: asks the transport whether these
-  /// ranks live. Returns true if the group has failed.
+  /// For a thread that waits for ranks of this group outside of a call. Asks the transport whether these
+  /// ranks are alive. Returns true if the group has failed.
   bool look_after() noexcept;
   void fail(const Failure& why) noexcept;
   /// Fails the group because another unfinished object than a Work was destroyed, and warns as for a Work.
   void fail_dropped(const Failure& why) noexcept;
   /// Returns whether this rank knows that the group has failed.
   bool failed() const noexcept { return failure_.happened(); }
-  /// For a thread that waits for ranks outside of a call (in the Store, for example): while the result
+  /// For a thread that waits for ranks outside of a call (in the Store, for example). While the result
   /// exists, the thread's waits answer the roll-calls of peers in all groups of this rank.
   CalledInWaits answering() const {
     return CalledInWaits([this] { progress_.answer(); });
@@ -276,7 +276,7 @@ class GroupState final : public Driven, public BlockHolder {
   TraceFiles& trace_files_;
   const std::shared_ptr<Recorder> recorder_;
 
-  // How long a wait without a limit lasts in a thread that an Interrupt may end; in practice only the
+  // How long a wait without a limit lasts in a thread that an Interrupt may end. In practice only the
   // Interrupt ends it.
   static constexpr Duration kUnlessInterrupted = std::chrono::hours(100 * 365 * 24);
   mutable OwnerFlag owned_;
@@ -295,7 +295,7 @@ class GroupState final : public Driven, public BlockHolder {
   int batches_ = 0, stalled_ = 0;
   bool batch_open_ = false;
   mutable Ring ring_;
-  // All exchanges that were made and can still be started; only the owner uses the list. The flag says
+  // All exchanges that were made and can still be started. Only the owner uses the list. The flag says
   // whether an exchange was ever started.
   std::vector<std::shared_ptr<detail::PreparedExchange>> exchanges_;
   std::atomic<bool> exchanges_begun_{false};
@@ -310,7 +310,7 @@ class GroupState final : public Driven, public BlockHolder {
 
 namespace detail {
 
-/// Access for weft's own layers; programs do not need it.
+/// Access for weft's own layers. Programs do not need it.
 class Access {
  public:
   /// Returns the group itself, whose address stays the same when its handle moves. Throws bad_argument,

@@ -1,4 +1,4 @@
-// Makes the transport of a group; no other code does.
+// Makes the transport of a group. No other code does.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 namespace weft {
 
 /// The result composes operations that the transport lacks. If this rank cannot make the transport, it gives
-/// the other ranks the reason, so that no rank blames a rank that gave up only because of another rank. Any
+/// the other ranks the reason. So no rank blames a rank that failed only because of another rank. Any
 /// exception of a transport's library becomes an Error.
 std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const GroupInit& init);
 

@@ -1,6 +1,6 @@
 // Each pair travels as 16 bytes: the value, widened to 8 bytes, and its index. The reduction of pairs takes
-// the pair that comes first. The pairs are totally ordered, so the result does not depend on the order of
-// reduction.
+// the pair that is first in the order. The pairs are totally ordered, so the result does not depend on the
+// order of reduction.
 #include "weft/group/min_loc.hpp"
 
 #include <fmt/format.h>

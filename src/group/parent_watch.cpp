@@ -80,8 +80,8 @@ void ParentWatch::end() noexcept {
 }
 
 // Returns the members that have not arrived and are lost to the parent. Ranks write their texts next to the
-// key for which they wait. A rank that has written its own text has done all that the others need, and may be
-// lost. Only the last rank to arrive must also write the key that holds all texts.
+// key for which they wait. A rank that has written its own text has done all that the others need. It may
+// then be lost. Only the last rank to arrive must also write the key that holds all texts.
 std::vector<int> ParentWatch::lost(std::string_view key, Store& store) const {
   const std::string folder(key.substr(0, key.rfind('/') + 1));
   std::vector<int> gone = parent_.gone(), lost;
@@ -102,7 +102,7 @@ void ParentWatch::look(std::string_view key, Store& store) const {
   const std::vector<int> missing = lost(key, store);
   const bool hopeless = failed && !known_ && Clock::now() - began_ >= kPatienceOfMembers;
   if ((missing.empty() && !hopeless) || store.try_get(key, Deadline::after(kStoreAnswer))) return;
-  // Other ranks may wait for ranks that give up because of this failure.
+  // Other ranks may wait for ranks that fail because of this failure.
   if (!failed)
     parent_.fail(
         Failure{.code = ErrorCode::peer_lost,

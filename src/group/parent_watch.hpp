@@ -2,10 +2,10 @@
 // that makes the subgroup, and by threads of the transport that wait in the store for the subgroup.
 //
 // A rank that waits for the other ranks of the subgroup waits in the store, which does not know which ranks
-// are alive. But the parent knows, so each wait checks the parent now and then. The wait ends if a member
-// that has not arrived is lost to the parent. It also ends, a little later, if the parent has failed
-// meanwhile for any other reason, because members may have given up for this reason. Every rank then throws
-// the parent's first cause, which names the lost rank, and not a rank that gave up because of it.
+// are alive. But the parent knows, so each wait checks the parent from time to time. The wait ends if a
+// member that has not arrived is lost to the parent. It also ends, a little later, if the parent has failed
+// meanwhile for any other reason, because members may have failed for this reason. Every rank then throws the
+// parent's first cause, which names the lost rank, and not a rank that gave up because of it.
 #pragma once
 
 #include <memory>
@@ -23,14 +23,14 @@ namespace weft {
 
 class ParentWatch {
  public:
-  /// For a subgroup `name`; members[r] is the rank in `parent` of rank r of the subgroup.
+  /// For a subgroup `name`. members[r] is the rank in `parent` of rank r of the subgroup.
   ParentWatch(GroupState& parent, std::string_view name, std::span<const int> members);
   ~ParentWatch() { end(); }
   ParentWatch(const ParentWatch&) = delete;
   ParentWatch& operator=(const ParentWatch&) = delete;
   /// The store to use while the subgroup is made; null if the parent has no store.
   std::shared_ptr<Store> store() const;
-  /// To be called when the subgroup is made. Its store, which the subgroup may keep, then only forwards.
+  /// Call it when the subgroup is made. Its store, which the subgroup may keep, then only forwards.
   void end() noexcept;
   /// The Error that subgroup() throws instead of `e`: the parent's first cause, if `e` may be a consequence
   /// of it and the parent had not failed before. Returns nothing if subgroup() throws `e` itself.

@@ -36,7 +36,7 @@ void check_membership(const Membership& m) {
   if (m.size > kMaxRanks) wrong(fmt::format("size is {}; expected at most {}", m.size, kMaxRanks));
   if (m.rank < 0 || m.rank >= m.size)
     wrong(fmt::format("rank is {}; expected 0 to {} (size {})", m.rank, m.size - 1, m.size));
-  if (m.size > 1 && m.store == nullptr) wrong("store is null; ranks have nowhere to meet");
+  if (m.size > 1 && m.store == nullptr) wrong("store is null; ranks need it to find each other");
   if (m.deadline <= Duration::zero())
     wrong(fmt::format("deadline is {} ns; expected more than 0", m.deadline.count()));
   if (m.order != Order::native && m.order != Order::canonical)
@@ -81,7 +81,7 @@ std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   return all;
 }
 
-// Creates a group; no other code does. Also throws an Error if there is no memory for a group.
+// Creates a group. No other code does. Also throws an Error if there is no memory for a group.
 template <class... Args>
 GroupState* new_group(Context& context, const BackendFactory& factory, const Membership& m, Args&&... args) {
   try {
@@ -111,11 +111,10 @@ GroupState& given(GroupState* state, std::string_view what) {
 ProcessGroup ProcessGroup::create(Context& context, std::string_view backend, const Membership& m) {
   if (const auto wanted = env::get("WEFT_BACKEND");
       wanted && m.rank == 0 && m.size > 1 && backend != "auto" && *wanted != "auto" && *wanted != backend)
-    context.log().write(
-        LogLayer::group, LogLevel::warning,
-        fmt::format("group \"{}\": the program asks for {} by name, so WEFT_BACKEND={} is not heeded; "
-                    "\"auto\" would heed it",
-                    m.name, backend, printable(*wanted)));
+    context.log().write(LogLayer::group, LogLevel::warning,
+                        fmt::format("group \"{}\": the program asks for {} by name, so WEFT_BACKEND={} is "
+                                    "ignored; \"auto\" would use it",
+                                    m.name, backend, printable(*wanted)));
   return create(context, load_backend(context, backend), m);
 }
 

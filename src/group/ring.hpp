@@ -45,7 +45,7 @@ class Ring {
     // The caller's buffers, for is_exposed() and exposed(): null if nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
-    /// Any thread may call it: a waiting thread reads the deadline while another thread owns the group.
+    /// Any thread may call it, since a waiting thread reads the deadline while another thread owns the group.
     Duration deadline() const noexcept { return limit.load(std::memory_order_relaxed); }
     void set_deadline(Duration d) noexcept { limit.store(d, std::memory_order_relaxed); }
   };
@@ -97,7 +97,7 @@ class Ring {
   }
 
   /// Polls collectives in order, until one is not done, then every message. Calls `done(index)` for each call
-  /// that is done; `done` must free() the slot. If a call failed, returns Step::failed, and the remaining
+  /// that is done. `done` must free() the slot. If a call failed, returns Step::failed, and the remaining
   /// calls were not polled. Otherwise the result says whether any call made progress: Step::advanced or
   /// Step::pending.
   template <class Poll, class Done>
@@ -142,14 +142,14 @@ class Ring {
         .op;
   }
 
-  /// The first and the last of the collectives in flight; null if there are none.
+  /// The first and the last of the collectives in flight. Null if there are none.
   const OpState* first_collective() const noexcept {
     return first_ == last_ ? nullptr : &slots_[collectives_[first_ % kSlots]].op;
   }
   const OpState* last_collective() const noexcept {
     return first_ == last_ ? nullptr : &slots_[collectives_[(last_ - 1) % kSlots]].op;
   }
-  /// The message in flight that was posted first; null if there is none.
+  /// The message in flight that was posted first. Null if there is none.
   const OpState* first_message() const noexcept {
     const OpState* first = nullptr;
     for (std::uint64_t left = messages_; left != 0; left &= left - 1) {

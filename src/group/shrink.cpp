@@ -4,13 +4,13 @@
 // They agree in rounds. A round has a roll: one key of the Store, to which each rank adds itself by
 // compare_set while the roll is open. A rank closes the roll, also by compare_set, when all ranks that can
 // arrive have arrived (the transport knows which of the others are gone), or when it has waited long enough.
-// This decides which ranks are members: a late rank finds the roll closed without itself, and throws. Then
-// the members make the group. The group is valid only after all members have made it: each member signs a
+// This decides which ranks are members. A late rank finds the roll closed without itself, and throws. Then
+// the members make the group. The group is valid only after all members have made it. Each member signs a
 // second key, and the last signature makes the group good. If a member cannot make the group, notices the
-// death of another member, or has waited too long, it writes that the group is bad, unless the group is good
-// already. So all members see the same result, good or bad. After a bad round the members begin the next
-// round, without ranks that do not arrive. A rank may be stopped at any point and continue at any later time,
-// because each change compares the key with its present value.
+// death of another member, or has waited too long, it writes that the group is bad. It does not do so if the
+// group is good already. So all members see the same result, good or bad. After a bad round the members begin
+// the next round, without ranks that do not arrive. A rank may be stopped at any point and continue at any
+// later time, because each change compares the key with its present value.
 #include "group/shrink.hpp"
 
 #include <fmt/format.h>
@@ -32,7 +32,7 @@ namespace {
 
 using Ranks = std::vector<int>;
 
-// the pause between two looks at first; later it is longer
+// the pause between two reads at first; later it is longer
 constexpr Duration kLook = std::chrono::milliseconds(2);
 constexpr Duration kLongestLook = std::chrono::milliseconds(25);
 constexpr Duration kSlice = std::chrono::milliseconds(50);  // the length of a short wait in the store
@@ -46,7 +46,7 @@ Ranks without(const Ranks& ranks, const Ranks& others) {
   return rest;
 }
 
-// "open 0 2 -3" or "closed 0 2": -3 means that rank 3 has given up, so that nobody waits for it.
+// "open 0 2 -3" or "closed 0 2": -3 means that rank 3 has failed, so that no rank waits for it.
 struct Roll {
   bool closed = false;
   Ranks here{}, resigned{};
@@ -162,19 +162,19 @@ class Shrinking {
         .ranks = {}});
   }
 
-  // Calls a function of the store; if the store is lost, throws an error with a text of its own.
+  // Calls a function of the store. If the store is lost, throws an error with a text of its own.
   template <class F>
   auto ask(const F& f) const {
     try {
       return f(*store_);
     } catch (const Error& e) {
       if (e.code() == ErrorCode::bad_argument) throw;
-      throw Error(
-          Failure{.code = e.code(),
-                  .text = fmt::format("shrink: the store is lost, and without it the ranks that are left "
-                                      "cannot agree: {}{}",
-                                      e.what(), tail()),
-                  .ranks = {}});
+      throw Error(Failure{
+          .code = e.code(),
+          .text =
+              fmt::format("shrink: the store is lost, and without it the remaining ranks cannot agree: {}{}",
+                          e.what(), tail()),
+          .ranks = {}});
     }
   }
   // A working store answers at once. If a store does not answer, the process that serves it is stopped or
@@ -244,16 +244,17 @@ class Shrinking {
       // A rank that is left out, but alive, may wait in a call of the old group, so the old group must fail.
       if (!out.empty())
         group_.fail(Failure{.code = ErrorCode::peer_lost,
-                            .text = fmt::format("shrink: the group goes on as {} without {}",
+                            .text = fmt::format("shrink: the group continues as {} without {}",
                                                 name_ranks(members), name_ranks(out)),
                             .ranks = out});
       return members;
     }
-    throw Error(Failure{.code = ErrorCode::peer_lost,
-                        .text = fmt::format("shrink: rank {} is not in the new group, which the others, {}, "
-                                            "have made without it: it came too late, or was taken for dead{}",
-                                            rank_, name_ranks(members), tail()),
-                        .ranks = {rank_}});
+    throw Error(Failure{
+        .code = ErrorCode::peer_lost,
+        .text = fmt::format("shrink: rank {} is not in the new group, which the others, {}, "
+                            "have made without it: it arrived too late, or the others considered it dead{}",
+                            rank_, name_ranks(members), tail()),
+        .ranks = {rank_}});
   }
 
   // Notifies the other ranks that they need not wait for this rank in that round.

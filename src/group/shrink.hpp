@@ -6,7 +6,7 @@
 namespace weft {
 
 /// Implements ProcessGroup::shrink, whose comment says when it blocks. Only one thread at a time runs it for
-/// a group; other threads wait.
+/// a group. Other threads wait.
 GroupState* shrink(GroupState& group, Duration limit);
 
 }  // namespace weft

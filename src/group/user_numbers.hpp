@@ -55,7 +55,7 @@ class UserNumbers {
     if (!place) place = make();
     return std::static_pointer_cast<T>(place);
   }
-  /// To be called when the group ends: destroys the data.
+  /// Call it when the group ends. It destroys the data.
   void forget() noexcept {
     std::map<std::type_index, std::shared_ptr<void>> gone;
     const std::lock_guard lock(keeping_);

@@ -1,5 +1,5 @@
-// How a thread waits for an event in a group: it drives the group, then all groups of its rank; it spins,
-// yields and sleeps (host/threads/idling.hpp). Any thread.
+// How a thread waits for an event in a group. It drives the group, then all groups of its rank. It spins,
+// yields and sleeps (host/threads/idling.hpp). Any thread may use it.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace weft {
 
-/// Waits until `done()` returns true; returns false if `limit` has passed before. `drive()` takes the next
-/// steps of the thread's group (true: something moved); `settled()` drives the group once more before the
+/// Waits until `done()` returns true. Returns false if `limit` has passed before. `drive()` takes the next
+/// steps of the thread's group (true: something moved). `settled()` drives the group once more before the
 /// thread sleeps (Driven::settled). When `done()` has returned true, nothing else is accessed, because the
 /// group may be destroyed.
 template <class Done, class Drive, class Settled>
@@ -27,7 +27,7 @@ bool wait_until(ProgressEngine& progress, bool spin, Deadline limit, const Done&
       if (limit.passed()) return done();  // checked here, too, because a long call moves all the time
       continue;
     }
-    // If nothing moves in this group, drive the rank's other groups, too: now and then while this thread
+    // If nothing moves in this group, drive the rank's other groups, too: from time to time while this thread
     // spins, and always afterwards.
     if ((!idling.spins() || idling.polls() % 16 == 15) && progress.drive_all()) {
       idling.moved();

@@ -48,10 +48,10 @@ bool Watch::due_by_tick() noexcept {
 
 // A gap is a time in which this rank has not looked at the clock. If the rank was suspended (stopped by a
 // signal, or in a paused container), perhaps with the whole job, the gap should not count for deadlines.
-// Suspended time that weft's own waits have noticed (suspended_time) never counts. The rest of a gap may be
-// the caller's own computation between two waits, which must count. So a gap counts up to twice the longest
-// gap before it since a call began to wait. After a longer suspension a call gets as much additional time as
-// the suspension lasted, at most its whole deadline, because ranks do not resume at the same moment.
+// Suspended time that weft's own waits have noticed (suspended_time) never counts. A part of a gap may be the
+// caller's own computation between two waits, which must count. So a gap counts up to twice the longest gap
+// before it since a call began to wait. After a longer suspension a call gets as much additional time as the
+// suspension lasted, at most its whole deadline, because ranks do not resume at the same moment.
 void Watch::pass_over(Duration gap) noexcept {
   const Duration suspended = suspended_time();
   const Duration noticed = std::min(gap, suspended - std::exchange(suspended_, suspended)) - kGap;

@@ -1,5 +1,5 @@
-// Watches the calls in flight: finds out which ranks are dead, which deadline has passed, and which call has
-// waited so long that a warning is due. This is the slow path of a group; only the group's owner uses it
+// Watches the calls in flight. It determines which ranks are dead, which deadline has passed, and which call
+// has waited so long that a warning is due. This is the slow path of a group. Only the group's owner uses it
 // (group_state.hpp).
 #pragma once
 
@@ -13,11 +13,11 @@ class Watch {
   Watch(Context& context, const Membership& member, Backend& backend, Ring& ring) noexcept
       : context_(context), member_(member), backend_(backend), ring_(ring) {}
 
-  /// To be called after each poll of the group; returns true if it is time to inspect(). It counts only polls
+  /// Call it after each poll of the group. It returns true if it is time to inspect(). It counts only polls
   /// that leave a call in flight, even if something moved, so that small calls do not read the clock.
   bool due(bool moved) noexcept;
-  /// Like due(), for a caller that polls rarely, so that counting polls would take too long: returns true
-  /// once in each tick of the kernel.
+  /// Like due(), for a caller that polls so rarely that counting polls would take too long. Returns true once
+  /// in each tick of the kernel.
   bool due_by_tick() noexcept;
   /// Checks the calls in flight. For a call whose polls were without success, the time until the deadline
   /// begins at the first inspect(). Returns true if the backend has failed, perhaps because a deadline has

@@ -79,7 +79,7 @@ void Work::check_may_wait() const {
     group_->check_may_wait(slot(), ticket_);
 }
 
-// To be called when all calls have ended without an error.
+// Call this when all calls have ended without an error.
 bool Work::settle_callbacks(Deadline limit) {
   try {
     if (!callbacks_->settle(limit)) return false;
@@ -91,7 +91,7 @@ bool Work::settle_callbacks(Deadline limit) {
   return true;
 }
 
-// To be called when all callbacks have returned. Keeps the results of receives.
+// Call this when all callbacks have returned. Keeps the results of receives.
 void Work::end_callbacks() noexcept {
   if (!callbacks_->found.empty() && source_now() == kSeveral) {
     callbacks_->all.clear();
@@ -108,7 +108,7 @@ int Work::source() const {
     throw Error(ErrorCode::bad_argument, fmt::format("source: {}", why));
   };
   if (source_now() == kSeveral || source_now() == kAllEnded)
-    wrong("the Work is of coalesced calls; expected one recv, or ask sources()");
+    wrong("the Work is of coalesced calls; expected one recv, or call sources()");
   if (callbacks_ != nullptr && !callbacks_->found.empty()) {
     if (!callbacks_->found.front()->known.load(std::memory_order_acquire)) wrong("the recv is not done yet");
     return callbacks_->found.front()->message.source;
@@ -122,7 +122,7 @@ std::vector<int> Work::sources() const {
   std::vector<int> ranks;
   if (source_now() != kSeveral && source_now() != kAllEnded)
     throw Error(ErrorCode::bad_argument,
-                "sources: the Work is not of coalesced calls, or of some that have failed; ask source()");
+                "sources: the Work is not of coalesced calls, or of some that have failed; call source()");
   if (callbacks_ == nullptr) return ranks;
   for (const auto& f : callbacks_->found) {
     if (!f->known.load(std::memory_order_acquire))
@@ -180,7 +180,7 @@ bool Work::wait_for(Duration limit) {
 void Work::wait_on(Stream stream) {
   if (!group_ || !group_->streams()) return wait();
   check_may_wait();
-  // This does not give back the call: wait() or done() still reports how the call ended.
+  // This does not give back the call, since wait() or done() still reports how the call ended.
   try {
     each_call([&](std::uint32_t slot, std::uint32_t ticket) { group_->wait_on(slot, ticket, stream); });
   } catch (const Error& e) {
@@ -194,7 +194,7 @@ void Work::wait_on(Stream stream) {
 
 namespace {
 
-// Waits until the deadline for the Work of each entry of a list, except for null entries; keeps the first
+// Waits until the deadline for the Work of each entry of a list, except for null entries. Keeps the first
 // exception. Returns true if all Works have ended.
 template <class List, class WorkOf>
 bool wait_for_each(const List& works, const WorkOf& work_of, const Deadline* limit) {

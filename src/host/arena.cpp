@@ -29,19 +29,19 @@
 namespace weft {
 
 // A segment is a memfd that is mapped completely. New blocks are cut from its unused rest (`fresh`). Their
-// pages are populated at once, unless the caller wants each page populated at its first use. A freed block
-// becomes an extent of the cache. Adjacent extents are merged; the next block is cut from the smallest extent
-// that is large enough. So only the first use of a page costs a page fault.
+// pages are populated at once, unless the caller requests that each page is populated at its first use. A
+// freed block becomes an extent of the cache. Adjacent extents are merged. The next block is cut from the
+// smallest extent that is large enough. So only the first use of a page costs a page fault.
 //
-// An evacuated block keeps its address and gets other pages: the pages of a `donor`, a block that is
+// An evacuated block keeps its address and gets other pages. They are the pages of a `donor`, a block that is
 // allocated as usual, whose place in its segment is mapped a second time over the evacuated address range.
 // From then on
 //   - the address range is a separate `island`: it is reused, but never merged with the adjacent ranges,
 //     because its pages do not lie next to theirs;
 //   - the donor's own address range is never handed out: its pages are in use elsewhere;
 //   - the old place is retired: its pages are returned to the system, no address of this process leads there.
-// Meanwhile all groups stand still. Calls in flight have published the old place, so a block that one of them
-// uses is not moved; later calls find the new place. A block that a failed call used may always be moved: a
+// Meanwhile all groups are held. Calls in flight have published the old place, so a block that one of them
+// uses is not moved. Later calls find the new place. A block that a failed call used may always be moved. A
 // peer that still works on it learns of the failure before it can report success.
 //
 // find() reads a sorted list of moved ranges. Each evacuation publishes a new list. Old lists are kept until
@@ -95,10 +95,11 @@ struct Arena::Impl {
 
   void log_refusal(std::size_t bytes, int error) {
     if (std::exchange(refusal_logged, true)) return;
-    log.write_later(LogLayer::host, LogLevel::info,
-                    fmt::format("shared memory of {} bytes cannot be had ({}); local memory is used instead, "
-                                "and collectives on it copy",
-                                bytes, system_words(error)));
+    log.write_later(
+        LogLayer::host, LogLevel::info,
+        fmt::format("shared memory of {} bytes cannot be allocated ({}); local memory is used instead, "
+                    "and collectives on it copy",
+                    bytes, system_words(error)));
   }
 
   void cache_insert(std::byte* begin, Extent e) {
@@ -150,7 +151,7 @@ struct Arena::Impl {
   }
 
   // Populates all pages at once, because single page faults are expensive. Returns false if there is no
-  // memory for the pages (a cgroup's limit): an error now is better than a signal later. A kernel that does
+  // memory for the pages (a cgroup's limit). An error now is better than a signal later. A kernel that does
   // not know this request populates the pages later, one by one.
   static bool populate(std::byte* data, std::size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
@@ -209,8 +210,8 @@ Arena::~Arena() {
 
 // Adds a segment of the usual size, or of `bytes` if that is more. If the system refuses, it tries half the
 // size, and so on. If the system grants a size after a refusal, the size is halved once more, so that the
-// rest of the program gets as much as the arena. If the address space is limited (RLIMIT_AS), the usual size
-// is an eighth of the remaining address space, because segments of other ranks are mapped, too. Only a
+// other parts of the program get as much as the arena. If the address space is limited (RLIMIT_AS), the usual
+// size is an eighth of the remaining address space, because segments of other ranks are mapped, too. Only a
 // segment that `bytes` requires may use the last quarter.
 bool Arena::add_segment(std::size_t bytes) {
   Impl& a = *impl_;
@@ -395,7 +396,7 @@ namespace {
 constexpr auto kStandStill = std::chrono::milliseconds(100);
 constexpr auto kStandStillNap = std::chrono::microseconds(50);
 
-// All holders stand still while this object exists.
+// All holders are held while this object exists.
 class StandStill {
  public:
   explicit StandStill(const std::vector<BlockHolder*>& holders) {

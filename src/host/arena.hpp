@@ -29,13 +29,13 @@ class BlockHolder {
  public:
   virtual ~BlockHolder() = default;
   virtual bool holds(const void* block, std::size_t bytes) const noexcept = 0;
-  /// Called before blocks get other pages: from then until go_on() the group must begin no call, and must not
+  /// Called before blocks get other pages. From then until go_on() the group must begin no call, and must not
   /// publish the place of a buffer to a peer. Returns false if the group is in the middle of a step. Called
   /// under the arena's lock, so it must not wait.
   virtual bool stand_still() noexcept { return true; }
   virtual void go_on() noexcept {}
-  /// Called while the group stands still: returns whether a call in flight that has not failed uses the
-  /// block. Such a block is not moved, because peers know its old place.
+  /// Called while the group is held. Returns whether a call in flight that has not failed uses the block.
+  /// Such a block is not moved, because peers know its old place.
   virtual bool uses(const void* /*block*/, std::size_t /*bytes*/) const noexcept { return false; }
 };
 
@@ -57,14 +57,14 @@ class Arena {
   /// Returns the block to the cache, or puts it into quarantine as long as a BlockHolder holds it (later
   /// allocations check this again).
   void release(void* block) noexcept;
-  /// Like release(), for memory that no call uses as a buffer, such as memory of a transport: it asks no
+  /// Like release(), for memory that no call uses as a buffer, such as memory of a transport. It asks no
   /// holder. (A holder could not answer if this thread is in the middle of the holder's step.)
   void release_unnamed(void* block) noexcept;
 
   /// Makes the first segment if there is none, so that peers can map it early. Returns false if there is no
   /// shared memory.
   bool ensure_segment() noexcept;
-  /// The number of segments made so far; it never decreases. Lock-free.
+  /// The number of segments made so far. It never decreases. Lock-free.
   std::uint32_t segment_count() const noexcept { return segment_count_.load(std::memory_order_acquire); }
   std::size_t segment_bytes(std::uint32_t segment) const noexcept;
   std::byte* segment_base(std::uint32_t segment) const noexcept;
@@ -88,10 +88,10 @@ class Arena {
   /// Afterwards find() returns the new place. Returns false, and changes nothing, if the range is not shared
   /// memory, a holder uses a block, its pages are pinned, or the system refuses. Waits up to 100 ms for
   /// holders that are in the middle of a step. The caller must ensure that no other thread of this process
-  /// writes to these blocks meanwhile; holders may.
+  /// writes to these blocks meanwhile. Holders may.
   bool evacuate(void* data, std::size_t bytes) noexcept;
 
-  /// Declares that a driver holds the pages of the blocks that the range touches: until unpin() they are
+  /// Declares that a driver holds the pages of the blocks that the range touches. Until unpin() they are
   /// neither moved nor reused. Calls are counted. Returns false if the range is not shared memory of this
   /// arena.
   bool pin(const void* data, std::size_t bytes);

@@ -67,7 +67,7 @@ void warn_of_unknown_variables(Logger& log) {
 
 std::size_t page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
-// A page that holds a 1 in this process; the kernel clears it in every child made by fork, so the check costs
+// A page that holds a 1 in this process. The kernel clears it in every child made by fork, so the check costs
 // one load.
 class ForkMark {
  public:
@@ -108,16 +108,15 @@ struct Context::Impl {
     expect_no_dependents();
   }
 
-  // If such objects exist, they refer to this Context: to go on would cause a crash, or worse, later and
+  // If such objects exist, they refer to this Context. To continue would cause a crash, or worse, later and
   // elsewhere.
   void expect_no_dependents() const {
     const std::string text = dependents.text();
     if (text.empty()) return;
-    fmt::print(
-        stderr,
-        "weft: context: destroyed before {}; expected the Context to outlive all that was made with it (in a "
-        "class, declare the Context before its groups and tensors)\n",
-        text);
+    fmt::print(stderr,
+               "weft: context: destroyed before {}; expected the Context to exist longer than all objects "
+               "that were made with it (in a class, declare the Context before its groups and tensors)\n",
+               text);
     std::fflush(stderr);
     std::abort();
   }
@@ -147,8 +146,8 @@ Context::Context(ContextOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))), fork_mark_(impl_->fork_mark.get()) {}
 
 Context::~Context() {
-  // In a forked child nothing here belongs to the child: threads do not exist, locks may be held forever,
-  // shared memory is not mapped (other memory may be at its address). So the child leaves everything alone.
+  // In a forked child nothing here belongs to the child. Threads do not exist, locks may be held forever, and
+  // shared memory is not mapped (other memory may be at its address). So the child does not touch anything.
   if (forked()) static_cast<void>(impl_.release());
 }
 
@@ -188,7 +187,7 @@ void Context::add_device(std::unique_ptr<DeviceRuntime> runtime) {
   for (const auto& other : impl_->devices) known |= other->device() == device;
   if (known)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("context: device {} is there already; expected another", to_string(device)));
+                fmt::format("context: device {} is in it already; expected another", to_string(device)));
   impl_->devices.push_back(std::move(runtime));
 }
 
@@ -201,7 +200,7 @@ DeviceRuntime& Context::device(Device device) {
     known += ", " + to_string(runtime->device());
   }
   throw Error(ErrorCode::unsupported,
-              fmt::format("device {} is not in this Context, which has {}; Context::add_device brings one",
+              fmt::format("device {} is not in this Context, which has {}; Context::add_device adds one",
                           to_string(device), known));
 }
 

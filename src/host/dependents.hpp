@@ -32,12 +32,12 @@ class Dependents {
     std::list<std::string>::iterator at_;
   };
 
-  /// The number of memory blocks that storages own; blocks have no names, so they are only counted.
+  /// The number of memory blocks that storages own. Blocks have no names, so they are only counted.
   std::atomic<std::int64_t> blocks{0};
   /// The number of PinnedPages that pin memory.
   std::atomic<std::int64_t> pins{0};
 
-  /// The objects that still exist, as in `group "world", 2 blocks of memory`; empty if there are none.
+  /// The objects that still exist, as in `group "world", 2 blocks of memory`. Empty if there are none.
   std::string text() const;
 
  private:

@@ -30,8 +30,8 @@ std::size_t asked_bytes(std::size_t bytes) {
 // interchangeable.
 std::size_t size_class(std::size_t bytes) { return round_up(bytes, std::bit_floor(bytes) / 8); }
 
-// Returns pages that begin at a multiple of the size of a huge page: maps one huge page more than needed, and
-// unmaps the surplus.
+// Returns pages that begin at a multiple of the size of a huge page. It maps one huge page more than needed,
+// and unmaps the surplus.
 void* map_pages(std::size_t bytes) noexcept {
   if (bytes > SIZE_MAX - kHugePage) return nullptr;
   void* got = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -63,7 +63,7 @@ LocalMemory::~LocalMemory() {
 }
 
 void LocalMemory::refused(std::string_view who, std::size_t bytes) {
-  throw_errno(fmt::format("{}: {} bytes of local memory cannot be had", who, bytes), ENOMEM);
+  throw_errno(fmt::format("{}: {} bytes of local memory cannot be allocated", who, bytes), ENOMEM);
 }
 
 void* LocalMemory::from_allocator(std::string_view who, std::size_t bytes) {
@@ -72,9 +72,10 @@ void* LocalMemory::from_allocator(std::string_view who, std::size_t bytes) {
   const auto failed = [&](const std::string& what) {
     return Error(
         ErrorCode::system,
-        fmt::format("{}: {} bytes of local memory cannot be had: the host's allocator, asked for {} bytes "
-                    "aligned to {}, {}",
-                    who, bytes, rounded, kAlignment, what));
+        fmt::format(
+            "{}: {} bytes of local memory cannot be allocated: the host's allocator, asked for {} bytes "
+            "aligned to {}, {}",
+            who, bytes, rounded, kAlignment, what));
   };
   void* block = nullptr;
   try {
@@ -85,7 +86,7 @@ void* LocalMemory::from_allocator(std::string_view who, std::size_t bytes) {
   if (block == nullptr) throw failed("gave none");
   if (reinterpret_cast<std::uintptr_t>(block) % kAlignment != 0) {
     to_allocator(block, rounded);
-    throw failed(fmt::format("gave {}, which is not aligned so", block));
+    throw failed(fmt::format("gave {}, which is not aligned in this way", block));
   }
   return block;
 }
@@ -157,8 +158,8 @@ void LocalMemory::release(void* block, std::size_t bytes) noexcept {
   }
   cached_bytes_ += rounded;
   poison(block, rounded);
-  // The cache never holds more than the largest amount that was in use at once, so that a program whose sizes
-  // keep changing does not grow without bound.
+  // The cache never holds more than the largest amount that was in use at once. So a program whose sizes keep
+  // changing does not grow without bound.
   while (cached_bytes_ > peak_in_use_) drop(cached_.begin());
 }
 

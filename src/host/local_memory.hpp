@@ -1,5 +1,5 @@
 // Memory::local: ordinary pages of this process. Small blocks come from malloc. Other blocks are kept for the
-// next allocation of that size: the first access to a page is expensive, and training requests the same sizes
+// next allocation of that size. The first access to a page is expensive, and training requests the same sizes
 // in every step. Large blocks are mapped, in huge pages if possible. Alternatively all memory comes from the
 // program's Allocator, block by block. Thread-safe.
 #pragma once
@@ -35,8 +35,8 @@ class LocalMemory {
   LocalMemory& operator=(const LocalMemory&) = delete;
 
   /// Returns uninitialised, 64-byte aligned memory. Throws system, with `who` and the size, if there is no
-  /// memory: `storage: 100 bytes of local memory cannot be had: Cannot allocate memory`, or the Allocator's
-  /// exception.
+  /// memory: `storage: 100 bytes of local memory cannot be allocated: Cannot allocate memory`. Throws the
+  /// exception of the Allocator.
   void* allocate(std::string_view who, std::size_t bytes) {
     if (allocator_.allocate != nullptr) [[unlikely]]
       return from_allocator(who, bytes);

@@ -67,9 +67,9 @@ struct HostPeers::Impl {
                 .block = block_memfd.get(),
                 .block_inode = inode_of(block_memfd.get())} {
     if (!block_mapping)
-      throw_errno(
-          fmt::format("host peers: {} bytes for the ranks' doorbells cannot be had", sizeof(ProcessBlock)),
-          errno);
+      throw_errno(fmt::format("host peers: {} bytes for the ranks' doorbells cannot be allocated",
+                              sizeof(ProcessBlock)),
+                  errno);
     address.socket.copy(block().name, kBlockLineBytes - 1);
     block().life.store(ProcessBlock::kBegins, std::memory_order_seq_cst);
     self = std::make_shared<ThisProcess>(address, arena, &block());
@@ -159,9 +159,10 @@ PeerProcessRef HostPeers::meet(const ProcessAddress& address, Deadline deadline)
   if (address == self) return impl_->self;
   for (const ProcessAddress* a : {&self, &address})
     if (is_unknown_host(a->host))
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("host peers: process {} cannot tell its host, where memory could be shared: {}",
-                              a->pid, kUnknownHostText));
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format("host peers: process {} cannot determine its host, where memory could be shared: {}",
+                      a->pid, kUnknownHostText));
   if (address.host != self.host)
     throw Error(
         ErrorCode::unsupported,
@@ -188,7 +189,7 @@ PeerProcessRef HostPeers::meet(const ProcessAddress& address, Deadline deadline)
   const std::lock_guard lock(impl_->remotes_mutex);
   if (PeerProcessRef peer_process = known()) return peer_process;
   impl_->remotes[address.socket] = made;
-  // only now and then, so that meeting many processes does not take long
+  // only from time to time, so that meeting many processes does not take long
   if (impl_->remotes.size() >= impl_->sweep_at) {
     for (auto i = impl_->remotes.begin(); i != impl_->remotes.end();)
       i = i->second.expired() ? impl_->remotes.erase(i) : std::next(i);
@@ -217,7 +218,8 @@ RegionRef HostPeers::offer(const std::string& name, std::size_t bytes) {
   const int refusal = memfd ? 0 : errno;
   SharedMapping mapping = SharedMapping::map(memfd.get(), bytes);
   if (!mapping)
-    throw_errno(fmt::format("host peers: {} bytes for region \"{}\" cannot be had", bytes, name), errno);
+    throw_errno(fmt::format("host peers: {} bytes for region \"{}\" cannot be allocated", bytes, name),
+                errno);
   auto region = std::make_shared<HeldRegion>(std::move(mapping));
   region->memfd = std::move(memfd);
   region->refusal = refusal;

@@ -35,8 +35,8 @@ void ProgressEngine::remove(Driven* d) noexcept {
   driven_.erase(std::remove(driven_.begin(), driven_.end(), d), driven_.end());
 }
 
-// Returns whether this thread has got the list. If not, another thread has had the list for very long: the
-// kernel must be waiting for a peer's page in a step of that thread. Until that thread goes on, no other
+// Returns whether this thread has got the list. If not, another thread has had the list for very long. The
+// kernel must be waiting for a peer's page in a step of that thread. Until that thread continues, no other
 // thread waits for the list again.
 bool ProgressEngine::take_list(std::unique_lock<std::mutex>& lock) noexcept {
   constexpr auto kPatience = std::chrono::milliseconds(100);
@@ -175,7 +175,7 @@ bool ProgressEngine::settled_helped() noexcept {
 void ProgressEngine::help() noexcept {
   // The helper sets `resting_`, then checks whether there is work, then sleeps. A thread with new work first
   // adds it and then reads `resting_`. So one of the two threads sees the other. The helper reads the
-  // doorbell's word before all these steps: a ring in between changes the word, and then the helper does not
+  // doorbell's word before all these steps. A ring in between changes the word, and then the helper does not
   // fall asleep.
   Idling idling(spin_limit_);
   while (!ending_.load(std::memory_order_seq_cst)) {

@@ -35,9 +35,9 @@ class Driven {
   virtual bool helped() const noexcept { return false; }
   /// Answers roll-calls of peers. Called if this rank waits, in a call of any group.
   virtual void answer() noexcept {}
-  /// Drives the group once more, before a thread sleeps. Returns false if the thread must not sleep: because
-  /// something moved, or because another thread is driving the group and may already be past the step for
-  /// which this thread waits.
+  /// Drives the group once more, before a thread sleeps. Returns false if the thread must not sleep.
+  /// Something may have moved, or another thread may be driving the group and be past the step for which this
+  /// thread waits.
   virtual bool settled() noexcept { return !drive(); }
   /// Checks deadlines and dead peers, by the clock. A sleeping thread calls it at every wake-up.
   virtual void watch() noexcept {}
@@ -47,11 +47,11 @@ class Driven {
 /// of the groups go to Logger::write_later() while the groups are driven, and to the sink when the list is
 /// unlocked.
 ///
-/// One of these threads may be the helper thread, which drives the groups that request it (Driven::helped)
-/// while the program computes. The helper rests if these groups have nothing in flight, or if a thread of the
-/// program waits, because that thread drives everything itself. If calls are in flight and nothing moves, the
-/// helper sleeps like a waiting thread: it announces its sleep, so that peers ring. (It does not announce a
-/// rest.) In both cases it sleeps on the rank's doorbell, which a submitted call then rings, too.
+/// One of these threads may be the helper thread. It drives the groups that request it (Driven::helped) while
+/// the program computes. The helper rests if these groups have nothing in flight. It also rests if a thread
+/// of the program waits, because that thread drives everything itself. If calls are in flight and nothing
+/// moves, the helper sleeps like a waiting thread. It announces its sleep, so that peers ring. (It does not
+/// announce a rest.) In both cases it sleeps on the rank's doorbell, which a submitted call then rings, too.
 class ProgressEngine {
  public:
   ProgressEngine(Doorbell doorbell, Logger& log) : doorbell_(doorbell), log_(log) {}
@@ -62,7 +62,7 @@ class ProgressEngine {
   /// After this function has returned, no thread drives `d` through this list.
   void remove(Driven* d) noexcept;
   /// Calls drive() on each group, except for a group that was just driven. Returns true if something moved.
-  /// Now and then it also calls answer() on each group, because a waiting rank may never sleep: it may only
+  /// From time to time it also calls answer() on each group. A waiting rank may never sleep: it may only
   /// poll, or other groups may move.
   bool drive_all(const Driven* but = nullptr) noexcept;
   /// Calls answer() on each group. For a thread of this rank that waits outside of any group. Does not wait:
@@ -74,10 +74,11 @@ class ProgressEngine {
   /// announcement; then the caller must nap.
   bool announce_sleep(bool asleep, bool& announced) noexcept;
   /// Sleeps on the rank's doorbell until a peer rings or `limit` has passed. After the announcement it drives
-  /// everything once more and calls `finished`: if either reports a change, it does not sleep. No wake-up is
-  /// lost: a peer publishes its step first and looks for sleepers afterwards. So either the last drive sees
-  /// the step, or the peer sees the announcement and rings, which changes the word that was read before. If
-  /// peers do not ring, the thread naps instead; the longer it has `waited`, the longer are the naps.
+  /// everything once more and calls `finished`. If either reports a change, it does not sleep. No wake-up is
+  /// lost, since a peer publishes its step first and checks for sleepers afterwards. So either the last drive
+  /// sees the step, or the peer sees the announcement and rings, which changes the word that was read before.
+  /// If peers do not ring, the thread sleeps for short times instead. The longer it has `waited`, the longer
+  /// these times are.
   template <class Finished>
   void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
     sleep_unless(
@@ -111,7 +112,7 @@ class ProgressEngine {
   int callbacks_running() const noexcept { return callbacks_running_.load(std::memory_order_relaxed); }
   void callback_runs(int change) noexcept { callbacks_running_.fetch_add(change, std::memory_order_relaxed); }
 
-  /// Counts a group that requests the helper thread: the first such group starts the thread, and the last
+  /// Counts a group that requests the helper thread. The first such group starts the thread, and the last
   /// such group ends it. `spin`: whether the group allows the thread to spin; it does not spin if any group
   /// forbids that. Throws system if the thread cannot be created.
   void add_helped(bool spin);
@@ -121,7 +122,7 @@ class ProgressEngine {
     pending_.fetch_add(change, std::memory_order_seq_cst);
     if (change > 0 && resting_.load(std::memory_order_seq_cst)) doorbell_.ring();
   }
-  /// Exists while a thread of the program waits and drives everything; meanwhile the helper rests.
+  /// Exists while a thread of the program waits and drives everything. Meanwhile the helper rests.
   class Waiter {
    public:
     explicit Waiter(ProgressEngine& list) noexcept

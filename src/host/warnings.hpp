@@ -1,5 +1,5 @@
-// Warnings that unauthenticated clients can cause as often as they like: in ten seconds it writes the first
-// twenty and counts the others. Not thread-safe; used by the thread that serves the clients.
+// Warnings that unauthenticated clients can cause as often as they like. In ten seconds it writes the first
+// twenty and counts the others. Not thread-safe. The thread that serves the clients uses it.
 #pragma once
 
 #include <cstddef>

@@ -75,9 +75,10 @@ DeviceMesh get_dp_mesh(const DeviceMesh& mesh) {
   for (const char* axis : kDataAxes) {
     if (mesh.has(axis)) return mesh[axis];
   }
-  bad(fmt::format(
-      "get_dp_mesh: {} has none of the axes \"dp\", \"dp_replicate\" and \"dp_shard\"; has_dp_mesh() tells",
-      to_string(mesh.shape())));
+  bad(
+      fmt::format("get_dp_mesh: {} has none of the axes \"dp\", \"dp_replicate\" and \"dp_shard\"; call "
+                  "has_dp_mesh() first",
+                  to_string(mesh.shape())));
 }
 
 }  // namespace weft

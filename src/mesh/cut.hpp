@@ -1,4 +1,4 @@
-// How one axis of a mesh shards a dimension. Pure arithmetic.
+// The rule by which one axis of a mesh shards a dimension. Pure arithmetic.
 #pragma once
 
 #include <cstdint>
@@ -42,7 +42,7 @@ struct Cut {
 };
 
 /// The part of each segment of dimension `dim` that the rank with these coordinates holds: its offset in the
-/// whole dimension, and its length. `skip`: an axis that counts as if it did not shard; -1: none.
+/// whole dimension, and its length. `skip`: an axis that counts as if it did not shard. -1: none.
 std::vector<Chunk> runs_of(const LayoutSpec& spec, const MeshShape& mesh, std::span<const int> coordinates,
                            int dim, int skip = -1);
 

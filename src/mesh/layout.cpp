@@ -16,7 +16,7 @@ namespace weft {
 
 namespace {
 
-/// Sums and averages commute with each other; min and max commute only with themselves.
+/// Sums and averages commute with each other. min and max commute only with themselves.
 bool commute(ReduceOp a, ReduceOp b) {
   const auto linear = [](ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::avg; };
   return a == b || (linear(a) && linear(b));
@@ -66,7 +66,7 @@ void check(const MeshShape& mesh, const LayoutSpec& spec) {
   check_segments(spec.segments, global);
 }
 
-/// Gives specs with equal meaning an equal form: axes that share no dimension with another axis are put in
+/// Gives specs with equal meaning an equal form. Axes that share no dimension with another axis are put in
 /// the root's order, and a dimension of one segment has no segments.
 void normalise(const MeshShape& mesh, LayoutSpec& spec) {
   const int axes = mesh.axis_count();
@@ -95,13 +95,13 @@ std::vector<int> indices_of(const MeshShape& mesh, std::span<const std::string_v
   for (const std::string_view axis : axes) {
     const int index = mesh.index(axis);
     if (std::find(indices.begin(), indices.end(), index) != indices.end())
-      bad_layout(fmt::format("layout: axis \"{}\" stands twice in a nesting", axis));
+      bad_layout(fmt::format("layout: axis \"{}\" is given twice in a nesting", axis));
     indices.push_back(index);
   }
   return indices;
 }
 
-/// Reorders these axes among the places that they occupy now; all other axes stay in place.
+/// Reorders these axes among the places that they occupy now. All other axes stay in place.
 void put_in_order(std::vector<int>& nesting, std::span<const int> axes) {
   auto next = axes.begin();
   for (int& place : nesting)
@@ -271,7 +271,7 @@ LayoutRef Layout::with_global(const Shape& changed) const {
   if (changed == global) return shared_from_this();
   if (!segments.sizes.empty() &&
       (segments.dim >= changed.rank() || changed[segments.dim] != global[segments.dim]))
-    bad_layout(fmt::format("layout: {} becomes {}, which takes its segments away", to_string(*this),
+    bad_layout(fmt::format("layout: {} becomes {}, which would remove its segments", to_string(*this),
                            to_string(changed)));
   return made({placements, changed, nesting, segments});
 }
@@ -374,11 +374,11 @@ void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placem
   if (std::any_of(indices.begin(), indices.end(), differs))
     bad_layout(fmt::format("{} is {}; expected {}", what.text(), placements_text(*layout, axes),
                            to_string(expected)));
-  // Only shards nest. Without the test for a shard an axis of one rank, whose placement does not matter,
-  // would nest, too.
+  // Only shards nest. Without the test for a shard an axis of one rank, whose placement has no effect, would
+  // nest, too.
   if (is_shard(expected) && indices.size() > 1 && layout->with(axes, expected) != layout)
-    bad_layout(fmt::format("{} is {}, whose axes nest otherwise than {}", what.text(), to_string(*layout),
-                           axes.name()));
+    bad_layout(fmt::format("{} is {}, whose axes nest in another order than {}", what.text(),
+                           to_string(*layout), axes.name()));
 }
 
 }  // namespace weft

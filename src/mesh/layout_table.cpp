@@ -26,7 +26,7 @@ LayoutTable::~LayoutTable() {
 }
 
 // All accesses to lists and to finding_ are sequentially consistent. remove() first removes the entry from
-// its list and then reads finding_; find() first counts itself and then reads the list. So either remove()
+// its list and then reads finding_. find() first counts itself and then reads the list. So either remove()
 // sees the call of find(), or the call does not see the entry.
 LayoutRef LayoutTable::find(std::size_t hash, const LayoutSpec& spec) const {
   struct Counted {

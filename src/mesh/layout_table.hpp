@@ -24,7 +24,8 @@ class LayoutTable {
   LayoutTable(const LayoutTable&) = delete;
   LayoutTable& operator=(const LayoutTable&) = delete;
 
-  /// Returns the layout equal to `spec`, which must be normalised and checked; makes it if nobody holds it.
+  /// Returns the layout equal to `spec`, which must be normalised and checked. Makes it if no LayoutRef holds
+  /// it.
   LayoutRef intern(const std::shared_ptr<MeshState>& mesh, LayoutSpec spec);
   /// The number of layouts, for tests.
   std::size_t size() const;

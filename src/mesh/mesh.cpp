@@ -32,15 +32,16 @@ MeshShape::MeshShape(std::vector<MeshAxis> axes) : axes_(std::move(axes)) {
   for (const MeshAxis& a : axes_) {
     if (a.name.empty()) bad(fmt::format("an axis without a name in {}", product_text(axes_)));
     if (std::count_if(axes_.begin(), axes_.end(), [&](const MeshAxis& b) { return b.name == a.name; }) > 1)
-      bad(fmt::format("axis \"{}\" stands twice in {}", a.name, product_text(axes_)));
+      bad(fmt::format("axis \"{}\" is given twice in {}", a.name, product_text(axes_)));
     if (a.size == -1) {
       if (open != nullptr)
-        bad(fmt::format("two sizes are left open in {}; expected at most one -1", product_text(axes_)));
+        bad(fmt::format("two sizes are -1 in {}; expected at most one -1", product_text(axes_)));
       open = &a;
       continue;
     }
     if (a.size < 1)
-      bad(fmt::format("axis \"{}\" has size {}; expected 1 or more, or -1 for what is left", a.name, a.size));
+      bad(fmt::format("axis \"{}\" has size {}; expected 1 or more, or -1 for the remaining ranks", a.name,
+                      a.size));
     ranks *= a.size;
     if (ranks > std::numeric_limits<int>::max())
       bad(fmt::format("{} is more than 2^31 - 1 ranks", product_text(axes_)));
@@ -144,7 +145,7 @@ struct DeviceMesh::Node {
   }
 };
 
-// Handles of the root share one node, which the state owns and the handles keep alive with the state: a
+// Handles of the root share one node, which the state owns and the handles keep alive with the state. So a
 // layout returns a handle at no cost.
 DeviceMesh::DeviceMesh(const std::shared_ptr<MeshState>& state)
     : node_(state, static_cast<const Node*>(state->root_node([&] {
@@ -164,7 +165,7 @@ DeviceMesh::DeviceMesh(ProcessGroup& group, const MeshShape& shape)
 DeviceMesh DeviceMesh::arithmetic(Context& context, const MeshShape& shape, int rank) {
   for (const MeshAxis& a : shape.axes())
     if (a.size == -1)
-      bad(fmt::format("axis \"{}\" has no size, and there is no group to work it out from", a.name));
+      bad(fmt::format("axis \"{}\" has no size, and there is no group from which to compute it", a.name));
   MeshShape fitted = shape.fit(shape.size());
   fitted.coordinates(rank);  // checks it
   return DeviceMesh(std::make_shared<MeshState>(context, nullptr, std::move(fitted), rank));
@@ -199,19 +200,19 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<const char*> axes) const
 
 DeviceMesh DeviceMesh::submesh(std::span<const std::string> axes) const {
   node("submesh");
-  if (axes.empty()) bad(fmt::format("a sub-mesh of no axes was asked for, of {}", to_string(shape())));
+  if (axes.empty()) bad(fmt::format("a sub-mesh without axes was requested, of {}", to_string(shape())));
   std::vector<MeshAxis> kept;
   std::vector<std::vector<int>> stands;
   std::vector<int> used;
   for (const std::string& name : axes) {
     std::vector<int> own = axes_called(name);
     if (std::any_of(kept.begin(), kept.end(), [&](const MeshAxis& a) { return a.name == name; }))
-      bad(fmt::format("axis \"{}\" is asked for twice", name));
+      bad(fmt::format("axis \"{}\" is requested twice", name));
     int size = 1;
     for (const int a : own) {
       size *= node_->state->shape().size(a);
       if (std::find(used.begin(), used.end(), a) != used.end())
-        bad(fmt::format("axis \"{}\" is asked for twice: it is a part of another", name));
+        bad(fmt::format("axis \"{}\" is requested twice: it is a part of another", name));
       used.push_back(a);
     }
     kept.push_back({name, size});
@@ -220,8 +221,8 @@ DeviceMesh DeviceMesh::submesh(std::span<const std::string> axes) const {
   return DeviceMesh(Node::of_part(*node_->state, MeshShape(std::move(kept)), std::move(stands)));
 }
 
-// The axes of the root mesh for which an axis of this mesh stands; or, if this mesh has all parts of an axis
-// that unflatten() divided, these parts.
+// The axes of the root mesh for which an axis of this mesh stands. If this mesh has all parts of an axis that
+// unflatten() divided, these are the parts.
 std::vector<int> DeviceMesh::axes_called(const std::string& name) const {
   if (shape().has(name)) return node_->stands[static_cast<std::size_t>(shape().index(name))];
   const std::vector<int>* const apart = node_->state->axes_taken_apart(name);
@@ -242,7 +243,7 @@ DeviceMesh DeviceMesh::flatten(std::string name) const {
 DeviceMesh DeviceMesh::unflatten(std::string_view axis, const MeshShape& parts) const {
   node("unflatten");
   if (!is_root())
-    bad(fmt::format("unflatten of {}, a part of {}; only the root can be seen otherwise", to_string(shape()),
+    bad(fmt::format("unflatten of {}, a part of {}; only a root can be divided anew", to_string(shape()),
                     to_string(root().shape())));
   return DeviceMesh(MeshState::unflattened(node_->state->shared_from_this(), shape().index(axis), parts));
 }

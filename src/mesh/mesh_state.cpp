@@ -54,7 +54,7 @@ std::shared_ptr<MeshState> MeshState::unflattened(const std::shared_ptr<MeshStat
   const auto open = [](const MeshAxis& a) { return a.size == -1; };
   if (std::none_of(parts.axes().begin(), parts.axes().end(), open) && parts.size() != before.size(axis))
     throw Error(ErrorCode::bad_argument,
-                fmt::format("mesh: {}={} cannot be seen as {} = {} ranks", before.name(axis),
+                fmt::format("mesh: {}={} cannot be divided into {} = {} ranks", before.name(axis),
                             before.size(axis), to_string(parts), parts.size()));
   const MeshShape fitted = parts.fit(before.size(axis));
   std::vector<MeshAxis> axes;
@@ -108,12 +108,12 @@ ProcessGroup& MeshState::root() const {
                           to_string(shape_))
             : fmt::format(
                   "mesh: the group that {} was made of, and borrows, was destroyed, moved from or left; "
-                  "expected it to outlive the mesh, or to be given to it (std::move)",
+                  "expected it to exist longer than the mesh, or to be moved into it (std::move)",
                   to_string(shape_)));
   return *root_;
 }
 
-// Removes axes of one rank: they change neither the ranks nor their order, so without them more sub-meshes
+// Removes axes of one rank. They change neither the ranks nor their order, so without them more sub-meshes
 // share a group.
 std::vector<int> MeshState::longer(const std::vector<int>& axes) const {
   std::vector<int> longer;
@@ -134,10 +134,10 @@ MeshState::LazyGroup& MeshState::lazy_along(const std::vector<int>& longer) {
   return *entry;
 }
 
-// If the meshes of two ranks differ, their groups along axes have different members, so that a comparison
-// within a group may find no partner. So the ranks compare the meshes of a root group, by their numbers, in
-// its store: the first rank that comes stores its shape there. If a shape differs, the root group fails:
-// ranks that wait for others, in the root group or while they make a group from it, get the error.
+// If the meshes of two ranks differ, their groups along axes have different members. So a comparison within a
+// group may find no partner. So the ranks compare the meshes of a root group, by their numbers, in its store.
+// The first rank to arrive stores its shape there. If a shape differs, the root group fails. Ranks that wait
+// for others, in the root group or while they make a group from it, get the error.
 void MeshState::expect_same_mesh() {
   if (root_->size() == 1 || root_->failed() || WEFT_MUTANT("meshes_unseen")) return;
   const GroupState& group = detail::Access::state(*root_);

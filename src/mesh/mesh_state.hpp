@@ -23,7 +23,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   /// A mesh of the same ranks, with `parts` in place of one axis.
   static std::shared_ptr<MeshState> unflattened(const std::shared_ptr<MeshState>& whole, int axis,
                                                 const MeshShape& parts);
-  /// The parts of an axis that unflatten() divided; null if there is no such axis of that name.
+  /// The parts of an axis that unflatten() divided. Null if there is no such axis of that name.
   const std::vector<int>* axes_taken_apart(std::string_view name) const noexcept;
 
   Context& context() const noexcept { return context_; }
@@ -42,7 +42,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
 
   LayoutTable& layouts() noexcept { return layouts_; }
 
-  /// The node to which handles of the whole mesh point (DeviceMesh::Node); the first call makes it.
+  /// The node to which handles of the whole mesh point (DeviceMesh::Node). The first call makes it.
   template <class Make>
   const void* root_node(Make&& make) {
     std::call_once(root_node_made_, [&] { root_node_ = make(); });
@@ -72,7 +72,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   int rank_;
   int number_ = 0;  // among the meshes that this rank has made of the root group
   std::once_flag compared_;
-  std::shared_ptr<MeshState> whole_;  // the mesh whose axis was divided: it keeps the group
+  std::shared_ptr<MeshState> whole_;  // the mesh whose axis was divided, which keeps the group
   std::map<std::string, std::vector<int>, std::less<>> taken_apart_;
   std::mutex groups_mutex_;
   std::map<std::vector<int>, std::unique_ptr<LazyGroup>> groups_;
@@ -83,7 +83,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
 
 namespace detail {
 
-/// A door for weft's own layers; programs have no use for it.
+/// Access for weft's own layers. Programs do not need it.
 class MeshAccess {
  public:
   /// Throws bad_argument if the mesh is empty.

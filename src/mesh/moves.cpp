@@ -77,9 +77,9 @@ Move Moves::slice(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& 
   return Move(std::move(out));
 }
 
-// Every rank contributes a block as long as the longest part: its part, then padding that nobody reads. The
-// blocks of all ranks arrive one after the other. If dim is outermost and the parts are equal, the blocks
-// already form the whole tensor; otherwise finish() copies each part to its place.
+// Every rank contributes a block as long as the longest part. It holds the rank's part, then padding that
+// nobody reads. The blocks of all ranks arrive one after the other. If dim is outermost and the parts are
+// equal, the blocks already form the whole tensor. Otherwise finish() copies each part to its place.
 Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, int tag) {
   Move move;
   move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, cut.whole()), in);
@@ -104,8 +104,8 @@ Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut&
   return move;
 }
 
-// The mirror image of gather: the parts are laid out one after the other, each padded to a block as long as
-// the longest; each rank receives its reduced block and drops the padding.
+// The reverse of gather. The parts are laid out one after the other, each padded to a block as long as the
+// longest. Each rank receives its reduced block and drops the padding.
 Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op,
                            int tag) {
   Move move;
@@ -187,7 +187,7 @@ Tensor Move::finish() {
     case After::nothing: break;
     case After::unpack_gathered:
     case After::unpack_exchanged: {
-      // Gathered blocks are all as long as the longest part; exchanged blocks are as long as their own part.
+      // Gathered blocks are all as long as the longest part. Exchanged blocks are as long as their own part.
       const Mover mover(axis_.context(), out_);
       std::int64_t at = 0;
       for (int r = 0; r < axis_.size(); ++r) {

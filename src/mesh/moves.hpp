@@ -1,4 +1,4 @@
-// Functions that move a tensor on one axis of a mesh, or reduce it over several axes: each begins a call and
+// Functions that move a tensor on one axis of a mesh, or reduce it over several axes. Each begins a call and
 // returns the tensor later. A move within this rank's memory is completed at once.
 #pragma once
 

@@ -170,9 +170,9 @@ class Planner {
   std::deque<RedistributeStep> steps_;
 };
 
-/// The steps of a redistribution; each step waits for the step before it. Ranks that pass different layouts
-/// may call collectives with equal counts, so each collective has a tag that identifies its layouts: the
-/// group compares the tag with the rest of the call.
+/// The steps of a redistribution. Each step waits for the previous one. Ranks that pass different layouts may
+/// call collectives with equal counts. So each collective has a tag that identifies its layouts, and the
+/// group compares the tag together with the call.
 class Redistribution final : public Transfer::Steps {
  public:
   Redistribution(Tensor in, const LayoutRef& to)
@@ -320,7 +320,7 @@ Transfer start_redistribute(const ConstTensorView& in, const LayoutRef& from, co
   if (in.device != stream.device) bad("in " + is_on(in.device, stream.device));
   if (out.device != stream.device) bad("out " + is_on(out.device, stream.device));
   if (overlap(in, out) && in.data != out.data)
-    bad("in and out overlap; expected apart, or beginning at the same address");
+    bad("in and out overlap; expected disjoint memory, or the same first address");
   return Transfer(
       std::make_unique<IntoMemory>(start_redistribute(source, to), from->mesh().context(), target));
 }
@@ -362,7 +362,7 @@ Tensor full(const Tensor& in) {
 
 Tensor distribute(const Tensor& whole, const LayoutRef& layout) {
   if (layout == nullptr)
-    throw Error(ErrorCode::bad_argument, "distribute: layout is null; expected where each part goes");
+    throw Error(ErrorCode::bad_argument, "distribute: layout is null; expected the layout of the result");
   if (whole.shape() != layout->global)
     throw Error(ErrorCode::layout, fmt::format("distribute: the tensor is {}; expected the whole of {}",
                                                to_string(whole.shape()), to_string(*layout)));

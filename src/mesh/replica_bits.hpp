@@ -1,5 +1,5 @@
-// Finds out which tensors of a list have equal bits on all ranks that hold a replica. Every rank of the axes
-// receives the result for all tensors and all ranks, so either all ranks throw or none does. Private to mesh
+// Determines which tensors of a list have equal bits on all ranks that hold a replica. Every rank of the axes
+// receives the result for all tensors and all ranks. So either all ranks throw or none does. Private to mesh
 // and dp.
 #pragma once
 
@@ -35,15 +35,15 @@ class ReplicaBits {
   explicit ReplicaBits(const DeviceMesh& axes, Compute* compute = nullptr) : axes_(axes), compute_(compute) {}
 
   /// Adds a tensor that is Replicate along these axes of the root. All ranks must add the same tensors,
-  /// including tensors whose part is empty on them. The tensor must be contiguous; the caller must keep it
+  /// including tensors whose part is empty on them. The tensor must be contiguous. The caller must keep it
   /// alive until compare() has read it.
   void add(const ConstTensorView& data, const std::vector<int>& along);
   std::size_t size() const noexcept { return tensors_.size(); }
 
   /// Uses one small all-gather over the axes: it compares the lists of the ranks, and one hash of all
   /// replicas along the same axes. If the hash differs, a second all-gather exchanges the hash of each
-  /// tensor. `own`: words of the caller that travel with the first all-gather; returns the words of all
-  /// ranks, those of rank r from r * own.size() on. The other arguments are as in gather_with_list(); nothing
+  /// tensor. `own`: words of the caller that travel with the first all-gather. Returns the words of all
+  /// ranks, those of rank r from r * own.size() on. The other arguments are as in gather_with_list(). Nothing
   /// is read if this rank has a fault.
   std::vector<std::uint64_t> compare(std::string_view what, const ListDigest& digest,
                                      std::span<const std::uint64_t> own,
@@ -54,11 +54,11 @@ class ReplicaBits {
   /// differ.
   const std::vector<std::vector<int>>& holders(std::size_t i) const { return tensors_[i].holders->sets; }
   /// Call it after compare(). same_here() returns whether all ranks that hold this rank's part have equal
-  /// bits; same() returns whether this holds for all parts.
+  /// bits. same() returns whether this is so for all parts.
   bool same_here(std::size_t i) const { return same(i, tensors_[i].holders->own); }
   bool same(std::size_t i) const;
   bool same_everywhere() const noexcept { return !hashes_; }
-  /// The ranks whose replica differs from most replicas; if no value is held by more ranks than any other
+  /// The ranks whose replica differs from most replicas. If no value is held by more ranks than any other
   /// value, all ranks that hold a replica. Empty if all replicas are equal.
   std::vector<int> drifted(std::size_t i) const;
   /// Call it after compare(). Throws mismatch if replicas of a tensor differ: `check_replicas: "w" is

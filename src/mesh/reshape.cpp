@@ -29,8 +29,8 @@ std::int64_t count_of(const Shape& shape, int first, int last) {
 std::int64_t count_of(const Shape& shape) { return count_of(shape, 0, shape.rank()); }
 
 // Neighbouring dimensions of one shape, [from, from_end), that hold the same elements as neighbouring
-// dimensions of the other shape, [to, to_end). Each group is as small as possible: (2, 3, 32) and (6, 4, 8)
-// form two groups, 2, 3 with 6, and 32 with 4, 8.
+// dimensions of the other shape, [to, to_end). Each group is as small as possible. (2, 3, 32) and (6, 4, 8)
+// form two groups: 2, 3 with 6, and 32 with 4, 8.
 struct Group {
   int from, from_end, to, to_end;
 };
@@ -53,7 +53,7 @@ std::vector<Group> groups_of(const Shape& from, const Shape& to) {
   return groups;
 }
 
-// The dimension of `to` that is sharded if dimension `dim` of `from` is sharded: a part is a run of elements
+// The dimension of `to` that is sharded if dimension `dim` of `from` is sharded. A part is a run of elements
 // only if the dimensions before it, in its group, have one index each. `before`, `after`: how many elements
 // of the group one index of the respective dimension has.
 struct Outermost {
@@ -71,7 +71,7 @@ std::optional<Outermost> outermost(const Shape& from, const Shape& to, int dim) 
   return std::nullopt;
 }
 
-// The segments of another dimension that hold equally many elements; nothing if their borders do not lie
+// The segments of another dimension that hold equally many elements. Nothing if their borders do not lie
 // between indices of that dimension.
 std::optional<Segments> carried(const Segments& segments, const Outermost& o) {
   Segments other{o.dim, segments.sizes};

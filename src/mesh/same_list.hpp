@@ -21,7 +21,7 @@
 
 namespace weft {
 
-/// The facts about a tensor that must be equal on all ranks: name, dtype, layout; without a layout, also the
+/// The facts about a tensor that must be equal on all ranks: name, dtype, layout. Without a layout, also the
 /// shape.
 std::uint64_t digest_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout);
 /// `"w" (f32 (7, 4) as [dp: Shard(0)])`
@@ -42,8 +42,9 @@ class ListDigest {
   Fnv1a hash_;
 };
 
-/// A list, for the text of an error. `difference`, if given, describes in other words that an entry differs
-/// between rank 0 and `other`, from the texts of both ranks; the text is "missing" if a list is shorter.
+/// A list, for the text of an error. If `difference` is given, it describes in other words that an entry
+/// differs between rank 0 and `other`, from the texts of both ranks. The text is "missing" if a list is
+/// shorter.
 struct ListEntries {
   std::string_view kind;  ///< "gradient"
   std::size_t count = 0;
@@ -52,14 +53,14 @@ struct ListEntries {
   std::function<std::string(std::string_view first, std::string_view second, int other)> difference{};
 };
 
-/// Collective over `axes`, to be called if digests differ. Throws mismatch with one text on all ranks:
+/// Collective over `axes`. Call it if digests differ. Throws mismatch with one text on all ranks:
 /// `reduce_gradients: gradient 0 is "a" (…) on dp rank 0, but "b" (…) on dp rank 1`. `what`: the caller's
 /// name.
 [[noreturn]] void throw_first_difference(std::string_view what, const DeviceMesh& axes,
                                          const ListEntries& list);
 
-/// all_gather of host memory in any group; goes through device memory if the group moves that. Waits at most
-/// `deadline`; zero: the group's deadline.
+/// all_gather of host memory in any group. It goes through device memory if the group moves that. Waits at
+/// most `deadline`. Zero: the group's deadline.
 void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all,
                     Duration deadline = {});
 
@@ -86,7 +87,7 @@ void expect_same_words(
     const std::function<std::string(std::span<const std::uint64_t> words, int rank)>& text);
 
 /// Throws `fault`, which this rank found while nobody communicates. First it sends the fault to the other
-/// ranks, in the gather_with_list() of the same caller with which they begin later: this rank waits for them,
+/// ranks, in the gather_with_list() of the same caller with which they begin later. This rank waits for them,
 /// at most the group's deadline.
 [[noreturn]] void throw_told(std::string_view what, const DeviceMesh& axes, const Error& fault);
 

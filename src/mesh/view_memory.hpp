@@ -1,5 +1,5 @@
-// Checks of memory, for functions that read and write views themselves and do not pass them to a group.
-// Callable from any thread. Private to mesh, dp and tp.
+// Checks of memory, for functions that read and write views themselves and do not pass them to a group. Any
+// thread may call them. Private to mesh, dp and tp.
 #pragma once
 
 #include <fmt/format.h>

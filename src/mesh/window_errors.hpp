@@ -1,5 +1,5 @@
-// Errors of windows begin with the name of the interface that the program called: "halo: " or "window: ".
-// No state; any thread.
+// Errors of windows begin with the name of the interface that the program called: "halo: " or "window: ". No
+// state. Any thread may call them.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace weft::windows {
 
-/// `text` after "<name>: "; as it is where it begins so.
+/// Returns "<name>: " and `text`, or `text` alone if it begins so.
 inline std::string named(const char* name, std::string_view text) {
   const std::string begin = std::string(name) + ": ";
   return text.starts_with(begin) ? std::string(text) : begin + std::string(text);
@@ -27,9 +27,9 @@ inline std::string named(const char* name, std::string_view text) {
               quiesced, {last_calls.begin(), last_calls.end()});
 }
 
-/// The text of e, named(). The group's texts about its exchange begin with the name of that call
-/// ("exchange: rank 1 died"), and the texts of other calls about this exchange begin with theirs ("recv:
-/// halo: ..."): both names are left out.
+/// The text of e, named(). The group's texts about its exchange begin with the name of that call ("exchange:
+/// rank 1 died"). The texts of other calls about this exchange begin with their names ("recv: halo: ...").
+/// Both names are left out.
 inline std::string named_once(const char* name, const Error& e) {
   std::string_view text = e.what();
   const std::string noticed_in = std::string(weft::name(e.op())) + ": ";
@@ -38,14 +38,14 @@ inline std::string named_once(const char* name, const Error& e) {
   return named(name, text);
 }
 
-/// In a catch block of `e`: throws it with the text named_once().
+/// Call it in a catch block of `e`. It throws `e` with the text named_once().
 [[noreturn, gnu::cold, gnu::noinline]] inline void throw_named(const char* name, const Error& e) {
   std::string text = named_once(name, e);
   if (text == e.what()) throw;
   throw_with_text(e, std::move(text), e.quiesced());
 }
 
-/// f(), which plans a window for a halo; its Errors "window: ..." begin with "halo: ".
+/// Returns f(), which plans a window for a halo. Its Errors "window: ..." begin with "halo: ".
 template <class F>
 auto as_halo(const F& f) {
   constexpr std::string_view kWindow = "window: ";

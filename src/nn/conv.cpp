@@ -28,7 +28,7 @@ std::string_view name_of(Padding padding) {
   return "unknown";
 }
 
-// Returns why the convolution is no product over channels; empty: it is one.
+// Returns why the convolution is no product over channels. Empty: it is one.
 std::string not_plain(const Conv2dConfig& c) {
   if (!(c.kernel == Extent2d(1))) return "kernel " + shown(c.kernel);
   if (!(c.stride == Extent2d(1))) return "stride " + shown(c.stride);

@@ -324,7 +324,7 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
           float8::rescale(f.kernels(), product.data_ptr<float>(), {out, in}, {columns.scales.data(), each},
                           {kept[2].data_ptr<float>(), each}, nullptr, to.data_ptr<float>(), more);
         };
-        // Each block is rescaled before it is added: what overflows does so on every mesh.
+        // Each block is rescaled before it is added. So an overflow occurs on every mesh or on none.
         if (exact)
           return exact::over_samples(f, layer, values, 1, dw, add, [&](Chunk block, const Tensor& sum) {
             kernels::tree_matmul(f.kernels(), columns.values.data_ptr<bf16>() + block.offset * out,
@@ -377,9 +377,9 @@ void Float8Linears::convert(const std::shared_ptr<Float8Linears>& self, Linear& 
   self->known_ = false;
 }
 
-// In exact mode a product is rescaled on each rank before the ranks add theirs. This gives the bits of one
-// rank if all ranks have the same scales, and if these are powers of two; gradients of weights, which may
-// overflow if the loss is scaled, are rescaled block by block.
+// In exact mode a product is rescaled on each rank before the ranks add their products. This gives the bits
+// of one rank if all ranks have the same scales, and if these are powers of two. Gradients of weights, which
+// may overflow if the loss is scaled, are rescaled block by block.
 std::string Float8Linears::exact_refusal(const Module& module) {
   const auto* const passes = dynamic_cast<const Float8LinearPasses*>(module.passes().get());
   if (passes == nullptr) return "has other passes, which have no rule for exact mode";
@@ -399,9 +399,9 @@ void Float8Linears::restore() noexcept {
   codes_.clear();
 }
 
-// All weights' largest magnitudes stand one after the other in one list of numbers, at places that are the
-// same on all ranks: for each weight by rows and by columns of the whole weight, or one number. A rank fills
-// in what it sees in its part of the master, 0 elsewhere, and the ranks take the largest.
+// The largest magnitudes of all weights are in one list of numbers, at places that are the same on all ranks.
+// A weight has numbers for the rows and columns of the whole weight, or one number. A rank fills in the
+// magnitudes of its part of the master, and 0 elsewhere, and the ranks take the largest.
 void Float8Linears::update_scales() {
   std::uint64_t versions = 0;
   for (const Linear* layer : layers_) versions += layer->weight->master_version();
@@ -487,7 +487,7 @@ std::vector<float> Float8Linears::scales_of_part(std::size_t layer, WeightUse us
 Tensor Float8Linears::weight_codes(std::size_t layer, WeightUse use) {
   if (layer >= layers_.size())
     refuse_float8_layer(
-        "the codes of a weight are asked for, but its layer is no longer a float8 layer; expected the "
+        "the codes of a weight are requested, but its layer is no longer a float8 layer; expected the "
         "Float8Model to be destroyed after the FullySharded that gathers its codes");
   update_scales();
   Parameter& p = *layers_[layer]->weight;
@@ -498,8 +498,8 @@ Tensor Float8Linears::weight_codes(std::size_t layer, WeightUse use) {
   return codes;
 }
 
-// Tensors have numbers in the order in which one is the cause of the others: from 1 on the weights, then the
-// x of each layer, then the dy from the last layer to the first. The smallest number is reported.
+// Tensors have numbers in the order in which one is the cause of the others. From 1 on there are the weights,
+// then the x of each layer, then the dy from the last layer to the first. The smallest number is reported.
 void Float8Linears::note_not_finite(const Linear& layer, bool gradient) noexcept {
   const auto at = static_cast<std::size_t>(std::ranges::find(layers_, &layer) - layers_.begin());
   const std::size_t count = layers_.size(), number = gradient ? 3 * count - at : count + at + 1;

@@ -102,7 +102,7 @@ void Frame::count_use(const Parameter& parameter) {
 bool Frame::drop_use(const Parameter& parameter) {
   if (outer_ != nullptr) return outer_->drop_use(parameter);
   const auto use = uses_.find(&parameter);
-  if (use == uses_.end()) return true;  // this backward had no forward: no more uses will come
+  if (use == uses_.end()) return true;  // this backward had no forward, so there are no more uses
   if (--use->second > 0) return false;
   uses_.erase(use);
   return true;

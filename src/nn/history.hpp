@@ -1,7 +1,7 @@
 // The history of parameters' values, as digests that are equal on all ranks with equal histories:
 // initialise() with one seed, or a step of an optimizer with one set of options and one learning rate.
 // Reducers, sharded models and trainers compare these digests. Each Compute keeps the digests of its
-// parameters. Only the rank (thread) that owns the model uses them; private to nn and the layers above.
+// parameters. Only the rank (thread) that owns the model uses them. Private to nn and the layers above.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Histories {
   explicit Histories(Compute&) {}
   struct History {
     std::uint64_t digest = 0;   ///< 0: not known
-    std::uint64_t version = 0;  ///< of the master then
+    std::uint64_t version = 0;  ///< of the master at that time
   };
   std::unordered_map<std::uint64_t, History> of;  ///< by Parameter::number(), which no other parameter gets
 };
@@ -27,7 +27,7 @@ inline void set_history(const Parameter& p, std::uint64_t digest) {
   p.compute().attached<Histories>().of[p.number()] = {digest, p.master_version()};
 }
 
-/// For materialised parameters; parameters for which `counts` returns false are ignored. Returns 0 if the
+/// For materialised parameters. Parameters for which `counts` returns false are ignored. Returns 0 if the
 /// history of one of them is unknown, or if none is left.
 template <class Parameters, class Counts>
 std::uint64_t history_of(const Parameters& parameters, const Counts& counts, bool unwritten = false) {
@@ -44,7 +44,8 @@ std::uint64_t history_of(const Parameters& parameters, const Counts& counts, boo
   }
   return any ? hash.value | 1 : 0;
 }
-/// Like the function above, for first values: also returns 0 if one of the parameters has been written since.
+/// Like the function above, for first values. It also returns 0 if one of the parameters has been written
+/// since.
 template <class Parameters>
 std::uint64_t history_of_first_values(const Parameters& parameters) {
   return history_of(

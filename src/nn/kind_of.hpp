@@ -1,4 +1,4 @@
-// The name of a module's class, for texts. Callable from any thread. Private to nn and the layers above.
+// The name of a module's class, for texts. Any thread may call it. Private to nn and the layers above.
 #pragma once
 
 #include <cxxabi.h>

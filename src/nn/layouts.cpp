@@ -18,7 +18,7 @@ std::string plain_error(const TensorName& what, const LayoutRef& other) {
                      what.text(), to_string(other->mesh_shape()));
 }
 
-/// How a dimension is sharded: by which axes of several ranks, outermost first, and in which segments.
+/// The rule by which a dimension is sharded: the axes of several ranks, outermost first, and the segments.
 struct CutDim {
   std::vector<int> axes;
   std::vector<std::int64_t> segments;  // empty if no axis shards
@@ -35,8 +35,8 @@ CutDim cut_of(const Layout& layout, int dim) {
   return cut;
 }
 
-// The layout of y: like that of x (`in`) in all dimensions but the features; in the features like the rows of
-// the weight, with equal nesting of axes and equal segments.
+// The layout of y. It is like that of x (`in`) in all dimensions except the features. In the features it is
+// like the rows of the weight, with equal nesting of axes and equal segments.
 LayoutRef with_features(const Layout& in, const Layout& weight, int features) {
   Shape global = in.global;
   global[features] = weight.global[0];
@@ -60,8 +60,9 @@ void expect_columns(const TensorName& what, const Layout& x, const Layout& weigh
                 fmt::format("{} is {}, the weight {}; expected the same segments of features", what.text(),
                             to_string(x), to_string(weight)));
   if (of_x.axes != of_w.axes)
-    throw Error(ErrorCode::layout, fmt::format("{} is {}, the weight {}; expected features nested alike",
-                                               what.text(), to_string(x), to_string(weight)));
+    throw Error(ErrorCode::layout,
+                fmt::format("{} is {}, the weight {}; expected features nested in the same order",
+                            what.text(), to_string(x), to_string(weight)));
 }
 
 }  // namespace
@@ -176,8 +177,8 @@ LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const Layout
     const Placement& how = w.placements[static_cast<std::size_t>(axis)];
     const bool column = is_shard(how, 0), row = is_shard(how, 1);
     const bool fits = column ? is_replicate(y) : row ? is_shard(y, dim) : !is_partial(y) && !is_shard(y, dim);
-    // An axis of one rank is not checked. If such an axis may stand in a list of axes with others, y is equal
-    // on all of them.
+    // An axis of one rank is not checked. If such an axis is in a list of axes with others, y is equal on all
+    // of them.
     if (!fits && in.mesh_shape().size(axis) == 1) continue;
     if (!fits)
       throw Error(ErrorCode::layout,

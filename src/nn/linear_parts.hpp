@@ -34,7 +34,7 @@ inline void accumulate_bias_of(const Module& layer, Frame& frame, Parameter& bia
 }
 
 /// The layout that dy must have. If neither y nor the weight is sharded, dy may be a contribution to a sum,
-/// like the gradient of a key/value head that several ranks share; dx and dw are then contributions, too.
+/// like the gradient of a key/value head that several ranks share. dx and dw are then contributions, too.
 inline LayoutRef expected_gradient(const LayoutRef& of_y, const LayoutRef& weight, const LayoutRef& dy) {
   if (of_y == nullptr || dy == nullptr || !(of_y->mesh() == dy->mesh())) return of_y;
   Placements placements = of_y->placements;

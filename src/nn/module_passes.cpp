@@ -29,8 +29,8 @@ class Scopes {
   Scopes& operator=(const Scopes&) = delete;
   ~Scopes() { leave_quietly(); }
   bool any() const noexcept { return !all_.empty(); }
-  /// To be called at the end of a pass that did not throw: rethrows an error of leave() after all other
-  /// scopes were left, too.
+  /// Call it at the end of a pass that did not throw. It rethrows an error of leave() after all other scopes
+  /// were left, too.
   void leave() {
     while (entered_ > 0)
       if (const auto& last = all_[--entered_].leave) last(module_, frame_);
@@ -52,7 +52,7 @@ class Scopes {
 enum class Direction : unsigned char { forward, backward };
 
 // Moves the tensors for which this boundary exists across it. All transfers begin before the first one is
-// finished. Throws bad_argument if there is no such tensor: otherwise the pass would go on without the
+// finished. Throws bad_argument if there is no such tensor. Otherwise the pass would continue without the
 // boundary.
 void cross(const Module::PlacedBoundary& placed, Direction direction, const TensorName& what,
            Tensors& tensors) {
@@ -93,7 +93,7 @@ struct Module::Hooks {
     std::erase_if(hooks, [id](const Numbered& h) { return h.id == id; });
     std::erase_if(around, [id](const NumberedAround& a) { return a.id == id; });
   }
-  // The first hook of that point behind `id`; null if there is none.
+  // The first hook of that point behind `id`. Null if there is none.
   const Numbered* after(int id, HookPoint point) const {
     for (const Numbered& h : hooks)
       if (h.id > id && h.point == point) return &h;
@@ -295,7 +295,7 @@ void Module::expect_here(const char* what, Inputs x, const Frame& frame) const {
     if (!parameter->has_values_)
       throw Error(ErrorCode::bad_argument,
                   fmt::format("parameter \"{}\" has no values: initialise() the model or load a checkpoint "
-                              "first; code that writes master() itself says so with write_master()",
+                              "first; code that writes master() itself must call write_master()",
                               parameter->path()));
   }
   for (const auto& [name, buffer] : own_buffers_)

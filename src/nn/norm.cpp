@@ -115,7 +115,7 @@ namespace {
 // mean and a reciprocal standard deviation for each normalised row.
 //
 // `statistics(x, what, gains)` returns how many rows there are, and throws if x does not fit, also by its
-// dtype; `run` is the kernel.
+// dtype. `run` is the kernel.
 template <class Of, class Run>
 Tensors norm_forward(const Module& module, const Tensor& input, Frame& frame, const Parameter& gain,
                      const Parameter& bias, Memory memory, Of&& statistics, Run&& run) {

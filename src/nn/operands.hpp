@@ -114,7 +114,7 @@ inline Tensor widened(Frame& frame, const Tensor& w, Memory memory = Memory::loc
   return y;
 }
 
-/// x in `dtype` if both are f32 or bf16, in the same kind of memory; otherwise x.
+/// x in `dtype` if both are f32 or bf16, in the same kind of memory. Otherwise x.
 inline Tensor cast(Frame& frame, const Tensor& x, DType dtype) {
   const Memory memory = x.storage().memory();
   if (x.dtype() == DType::f32 && dtype == DType::bf16) return rounded_to_bf16(frame, x, memory);
@@ -154,7 +154,7 @@ inline Tensor permuted(Frame& frame, const Tensor& x, const Shape& as, const Dim
   return y;
 }
 
-/// w (bf16) in the form that a kernel reads: a packed form may be kept if w is the parameter's own tensor,
+/// w (bf16) in the form that a kernel reads. A packed form may be kept if w is the parameter's own tensor,
 /// not one made for this pass.
 inline kernels::WeightMatrix as_matrix(const Tensor& w, const Parameter& of) {
   const bool own = w.data() == of.weight().data();

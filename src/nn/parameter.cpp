@@ -18,8 +18,8 @@ namespace weft {
 
 namespace {
 
-// One counter for all Computes of this process: a Frame of one Compute may use weights of another, and packed
-// weights in its kernels outlive both. All threads share it; it is only a source of numbers.
+// One counter for all Computes of this process. A Frame of one Compute may use weights of another, and packed
+// weights in its kernels may exist longer than both. All threads share it. It is only a source of numbers.
 std::uint64_t next_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -135,7 +135,7 @@ std::uint64_t Parameter::weight_version() const {
 
 void Parameter::place_weight(Tensor weight, const void* owner) {
   master();  // there must be one
-  // Codes of float8 are for the layers that know their scales; the kernels of others refuse the dtype.
+  // Codes of float8 are for the layers that know their scales. The kernels of other layers refuse the dtype.
   const DType dtype = weight.dtype() == DType::f8e4m3 ? DType::f8e4m3 : dtype_;
   expect_fits("place_weight", weight, dtype, weight.layout());
   const bool owned = owner != nullptr && owner == gradient_owner_;
@@ -228,7 +228,8 @@ void Parameter::claim_gradient(const void* owner) {
   if (owner == nullptr)
     throw Error(
         ErrorCode::bad_argument,
-        fmt::format("parameter \"{}\": claim_gradient: owner is null; expected who claims it", path_));
+        fmt::format("parameter \"{}\": claim_gradient: owner is null; expected the owner of the claim",
+                    path_));
   if (gradient_owner_ != nullptr && gradient_owner_ != owner)
     throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": its gradient belongs to another "
                                                      "reducer already; one reducer reduces over several axes",
@@ -274,7 +275,7 @@ void Parameter::expect_device(std::string_view call, const Tensor& t) const {
                             elsewhere_text(t, master().stream(), "the master")));
 }
 
-// An empty handle is a scalar without memory; a handle that was moved from keeps its shape.
+// An empty handle is a scalar without memory. A handle that was moved from keeps its shape.
 void Parameter::expect_memory(std::string_view call, const Tensor& t) const {
   if (!t && t.count() > 0)
     throw Error(

@@ -2,8 +2,8 @@
 
 namespace weft {
 
-// Both texts are read from the left. At a `*` the shortest stretch is tried first; if the rest then does not
-// fit, the stretch of the last `*` grows by one character, never across a dot.
+// Both texts are read from the left. At a `*` the shortest stretch is tried first. If the remaining text then
+// does not match, the stretch of the last `*` grows by one character, never across a dot.
 bool matches(std::string_view pattern, std::string_view path) noexcept {
   constexpr std::size_t kNone = std::string_view::npos;
   std::size_t p = 0, at = 0, star = kNone, stretch_end = 0;

@@ -30,7 +30,7 @@ void cast_back(Tensors& gradients, const Module& module, Frame& frame) {
     }
 }
 
-// A pair of hooks: one casts tensors of the forward pass, the other their gradients.
+// A pair of hooks. One casts tensors of the forward pass, the other casts their gradients.
 void cast_at(Module& root, Module::HookPoint forward, Module::HookPoint backward, DType to) {
   root.add_hook(forward, [to](Module& m, Tensors& t, Frame& f) { f.push(m, cast_all(t, to, f)); }).detach();
   root.add_hook(backward, [](Module& m, Tensors& t, Frame& f) { cast_back(t, m, f); }).detach();

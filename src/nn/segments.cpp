@@ -103,7 +103,7 @@ Tensor join_features(std::span<const Tensor> parts, const LayoutRef& layout, Com
     if (part.dtype() != y.dtype() || part.count() / std::max<std::int64_t>(1, part.shape().back()) !=
                                          y.count() / std::max<std::int64_t>(1, local))
       throw Error(ErrorCode::bad_argument,
-                  fmt::format("{}: a part is {} {}; expected {} {} but for the features", what.text(),
+                  fmt::format("{}: a part is {} {}; expected {} {} except for the features", what.text(),
                               name(part.dtype()), to_string(part.shape()), name(y.dtype()),
                               to_string(parts[0].shape())));
     copy(compute.context(), as_matrix(part), columns(y.view(), first, part.shape().back()), compute.stream());

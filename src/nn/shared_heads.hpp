@@ -28,8 +28,8 @@ inline bool shares_heads(const Layout& q, const Layout& k) {
 }
 
 // Throws layout, on all ranks, unless each rank has the key/value heads of its query heads in the order of
-// the kernel: query heads in a row, equally many for each key/value head. Except for the shared heads, q and
-// k must have equal layouts.
+// the kernel: consecutive query heads, equally many for each key/value head. Except for the shared heads, q
+// and k must have equal layouts.
 inline void expect_heads_of_q(const Module& module, const Heads& c, const Layout& q, const Layout& k) {
   for (std::size_t axis = 0; axis < q.placements.size(); ++axis)
     if (q.mesh_shape().size(static_cast<int>(axis)) > 1 && !shared(q, k, axis) &&

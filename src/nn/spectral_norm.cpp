@@ -43,7 +43,7 @@ Tensor summed(const Tensor& contribution, const LayoutRef& from, const LayoutRef
 }
 
 // The sum of one number, (1), over the ranks of the axes that shard `over`, each of which has a part. The
-// number stays on its device: the host never waits for it.
+// number stays on its device, so the host never waits for it.
 Tensor number_of(const Tensor& part, const LayoutRef& over) {
   const LayoutRef whole = over == nullptr ? nullptr : replicated_layout(over->mesh(), {1});
   return summed(part, partial_over(whole, over), whole);
@@ -65,7 +65,7 @@ Tensor product(Frame& frame, const Matrix& w, Stored stored, const Tensor& x, co
   return summed(y, partial_over(like, x.layout()), like);
 }
 
-// x / max(|x|, eps), in place; the norm is over all ranks that have a part of x.
+// x / max(|x|, eps), in place. The norm is over all ranks that have a part of x.
 void normalise(Frame& frame, const Tensor& x, double eps) {
   const Tensor squares = frame.compute().make({1}, DType::f64, Memory::shared);
   kernels::sum_of_squares(frame.kernels(), x.data_ptr<float>(), squares.data_ptr<double>(), x.count());
@@ -86,9 +86,9 @@ Tensor divided(Frame& frame, const Tensor& weight, const Tensor& sigma) {
   return as_operand(frame, y, weight).with_layout(weight.layout());
 }
 
-// u and v are not kept if sigma cannot divide: after a u of zeros, or of NaNs, all later passes would fail.
-// On the CPU the number is at hand, and the error names the weight; on another device the kernel that divides
-// by it reports the fault, at the next wait.
+// u and v are not kept if sigma cannot divide. After a u of zeros, or of NaNs, all later passes would fail.
+// On the CPU the number is available, and the error names the weight. On another device the kernel that
+// divides by it reports the fault, at the next wait.
 void expect_sigma(Frame& frame, std::string_view path, const Tensor& sigma) {
   if (frame.compute().device() != Device{}) return;
   const float number = *sigma.data_ptr<float>();
@@ -116,7 +116,7 @@ SpectralNorm::SpectralNorm(std::string_view layer, ParameterRef weight, const Sp
     refuse(fmt::format("its weight \"{}\" is shared by {} modules; expected one of its own", weight_->path(),
                        weight_->holders()));
   if (weight_->layout() != nullptr || weight_->materialised())
-    refuse(fmt::format("its weight \"{}\" has {} already; it comes before parallelize and materialise",
+    refuse(fmt::format("its weight \"{}\" has {} already; add it before parallelize and materialise",
                        weight_->path(), weight_->materialised() ? "memory" : "a layout"));
   const Shape& shape = weight_->global_shape();
   const std::int64_t rows = shape[0], columns = rows == 0 ? 0 : shape.count() / rows;
@@ -128,8 +128,8 @@ std::vector<ShardRule::BufferPart> SpectralNorm::parts(Split split) const {
   return {{split == Split::column ? u.get() : v.get(), Shard{0}}};
 }
 
-// Products use this rank's part of the weight. The vector of the columns, Wᵀ u, has a contribution of each
-// part of the rows, and the vector of the rows, W v, one of each part of the columns. So each vector is
+// Products use this rank's part of the weight. Each part of the rows gives a contribution to the vector of
+// the columns, Wᵀ u. Each part of the columns gives one to the vector of the rows, W v. So each vector is
 // summed over the axes that shard the vector from which it is computed, and is then sharded like the weight's
 // other dimension.
 Tensor SpectralNorm::forward(Frame& frame, Tensors& kept) const {

@@ -1,6 +1,6 @@
-// Masters that hold other values for a while: averages, or the values to evaluate. Optimizers and averages
-// mark them, so that nobody trains, averages or exchanges values in the place of the masters. Only the rank
-// (thread) that owns the model uses it; private to nn and the layers above.
+// Masters that hold other values for some time: averages, or the values to evaluate. Optimizers and averages
+// mark them. So no code trains, averages or exchanges values in the place of the masters. Only the rank
+// (thread) that owns the model uses it. Private to nn and the layers above.
 #pragma once
 
 #include <fmt/format.h>

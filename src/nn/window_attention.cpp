@@ -20,8 +20,8 @@ const WindowAttentionConfig& checked(const WindowAttentionConfig& c) {
   return c;
 }
 
-// How the pixels of a map form windows: maps, with height and width as two dimensions each, permuted to
-// (batch, window row, window column, row in it, column in it, channel); and the inverse.
+// The windows of a map. Maps have height and width as two dimensions each, permuted to (batch, window row,
+// window column, row in it, column in it, channel). Also the inverse.
 struct Cut {
   Shape maps, windows;  // six dimensions each
   Dims order, back;
@@ -141,7 +141,8 @@ LayoutRef of_weights(const LayoutRef& q, const Shape& weights, std::int64_t head
   Shape global = weights;
   global[0] = q->global[0], global[1] = q->global[1], global[2] = heads;
   LayoutRef layout = replicated_layout(q->mesh(), global);
-  for (const int axis : q->nesting) {  // outermost first, so that axes of one dimension nest alike
+  for (const int axis : q->nesting) {  // outermost first, so that axes of one dimension nest in the same
+                                       // order
     const Placement& p = q->placements[static_cast<std::size_t>(axis)];
     if (!is_shard(p)) continue;
     const std::string& name = q->mesh_shape().name(axis);
@@ -152,7 +153,7 @@ LayoutRef of_weights(const LayoutRef& q, const Shape& weights, std::int64_t head
 }
 
 // The layout of weights (batch, rows of windows, columns of windows, heads, queries, keys) of maps whose
-// windows have the layout `windows`; heads are sharded like those of q.
+// windows have the layout `windows`. Heads are sharded like those of q.
 LayoutRef of_part(const LayoutRef& windows, const LayoutRef& q, std::int64_t heads, std::int64_t pixels) {
   const Shape& whole = windows->global;
   LayoutRef layout =
@@ -169,8 +170,8 @@ LayoutRef of_part(const LayoutRef& windows, const LayoutRef& q, std::int64_t hea
   return layout;
 }
 
-// The weights after dropout: all weights or, with a layout of windows, the weights of the samples on this
-// rank; the others become 0.
+// The weights after dropout. They are all weights or, with a layout of windows, the weights of the samples on
+// this rank; the others become 0.
 template <class Drop>
 Tensor dropped_of(Frame& frame, const Tensor& weights, const LayoutRef& part, const Drop& drop) {
   if (part == nullptr) return drop(weights);

@@ -59,8 +59,8 @@ ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, Kind kind) noexcept {
 
 // Results larger than the shared cache are reduced block by block into a buffer in the first-level cache, and
 // written from there past the caches. Each block ends at a place at which the first output is aligned to a
-// cache line. Blocks are short, so that the CPU reads the next block while it still writes this block;
-// prefetching instead would be three times slower.
+// cache line. Blocks are short, so that the CPU reads the next block while it still writes this block.
+// Prefetching instead would be three times slower.
 constexpr int kStreamBlock = 1024;   // bytes
 constexpr int kStreamInputs = 64;    // more inputs are reduced without streaming
 constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing

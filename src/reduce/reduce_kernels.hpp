@@ -1,5 +1,5 @@
 // The reduction kernels, written once and included by one file per instruction set. Vectors, numbers,
-// reductions and loops are in kernels/; the table of kernels is here. reduce_isa.hpp explains why all code
+// reductions and loops are in kernels/. The table of kernels is here. reduce_isa.hpp explains why all code
 // lies in an unnamed namespace and calls nothing of the C++ library.
 //
 // The design: a *number* defines how a dtype is stored and in which type it is accumulated (16-bit floats in
@@ -7,12 +7,12 @@
 // chunk of W elements into an accumulator, combine two accumulators, and finish an accumulator: divide for
 // avg, make NaNs canonical, round to the stored form. The *tree* over n inputs is unrolled in registers for n
 // <= 4 (a leaf). Larger n recurse over blocks of accumulators that stay in the first-level cache, in halves
-// split at the largest power of two below n. A chunk is one vector; the remainder of a count is processed in
+// split at the largest power of two below n. A chunk is one vector. The remainder of a count is processed in
 // chunks of half the width, a quarter, … one element.
 //
-// Sums, averages, minima and maxima are the most frequent reductions: they have separate loops for few
-// inputs. All other reductions use one shape, blocks of accumulators. Rarer reductions share code: a bit
-// operation on any type works on bytes, a logical operation first converts elements to 0 and 1, and a sum of
+// Sums, averages, minima and maxima are the most frequent reductions. They have separate loops for few
+// inputs. All other reductions use one shape, blocks of accumulators. Rarer reductions share code. A bit
+// operation on any type works on bytes. A logical operation first converts elements to 0 and 1. A sum of
 // complex numbers is a sum of twice as many reals.
 //
 // Element i is loaded from all inputs before it is stored to any output, so outputs may be inputs.
@@ -38,7 +38,7 @@ template <KernelKind kind, int bytes>
 constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
 
 // Averages of f32, in f64. For two numbers, a sum in f32, if it is finite, gives the same bits in half of the
-// time: an f64 holds more than twice the digits of an f32, so rounding twice gives the result of rounding
+// time. An f64 holds more than twice the digits of an f32, so rounding twice gives the result of rounding
 // once.
 using AverageOfF32 = Reduction<F32InF64, KernelKind::avg>;
 using AverageOfTwoF32 = Reduction<F32, KernelKind::avg>;

@@ -15,7 +15,7 @@ namespace weft {
 void stream_runs(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                  std::int64_t out_step, std::int64_t run);
 
-/// out += in, element by element in order; in the host's memory. `in` has `dtype`, which must be addable
+/// out += in, element by element in order, in the host's memory. `in` has `dtype`, which must be addable
 /// (can_add); `out` has sum_dtype(dtype).
 void add_to(const Loops& loops, DType dtype, const std::byte* in, std::byte* out);
 /// out = in; `in` has `dtype`, and `out` has sum_dtype(dtype), which represents all its values.

@@ -22,7 +22,7 @@ struct Claim {
   // The members from here on describe the origin; they are not needed if the job has a name.
   pid_t parent = 0;  ///< the process that started it; 0: not known
   std::uint64_t parent_started = 0;
-  std::string batch = "-";  ///< "variable=value" of the batch system's job it runs in; "-": none
+  std::string batch = "-";  ///< "variable=value" of the batch system's job in which it runs; "-": none
   std::uint64_t nonce = 0;  ///< random, identifies this claim
   bool left = false;        ///< the Context that made the claim is destroyed
 

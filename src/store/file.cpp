@@ -1,9 +1,9 @@
 // The file store: a log of changes that every process replays into its own table.
 //
 // The file is a header followed by records. A record has its length and a checksum. The process that holds
-// the file's lock (flock) appends records; it never changes an existing one. Reading takes no lock: a record
+// the file's lock (flock) appends records. It never changes an existing one. Reading takes no lock. A record
 // counts once it is complete, and stays complete. A writer that was killed may leave the beginning of a
-// record at the end of the file; the next process that takes the lock removes this beginning. A record that
+// record at the end of the file. The next process that takes the lock removes this beginning. A record that
 // is complete but wrong was not written by weft: this is an error, and the file is not repaired.
 #include "weft/store/file.hpp"
 
@@ -159,7 +159,7 @@ class FileStore final : public Store {
   }
 
   /// Reads the records that were appended since the last call. With `repair`, which needs the lock, it also
-  /// begins a new file, removes an incomplete record of a killed writer, and throws if the file is damaged.
+  /// begins a new file and removes an incomplete record of a killed writer. It throws if the file is damaged.
   /// Without `repair` it returns false if something is wrong with the file, or if a write is in progress.
   bool catch_up(bool repair) {
     const std::size_t end = size();

@@ -121,7 +121,7 @@ LaunchInfo find_launch_info(Context& context) {
       launch_infos.push_back(read_launch_info(v, v.size));
   }
   if (launch_infos.empty()) {
-    // Only some of a launcher's variables are set: they give the place to meet, but no rank.
+    // Only some of a launcher's variables are set. They give the place to meet, but no rank.
     if (env::get("WEFT_STORE")) return read_launch_info(variables_of(Launcher::weft), "WEFT_STORE");
     for (const char* where : {"MASTER_PORT", "MASTER_ADDR"})
       if (env::get(where)) return read_launch_info(variables_of(Launcher::torchrun), where);
@@ -144,12 +144,11 @@ LaunchInfo find_launch_info(Context& context) {
   for (const LaunchInfo& other : launch_infos) {
     // an allocation of Slurm may contain jobs of other launchers
     if (other.launcher == Launcher::slurm || same(launch, other)) continue;
-    log.write(
-        LogLayer::store, LogLevel::warning,
-        fmt::format("rendezvous: {} and {} say rank {} of {}, but {} and {} say rank {} of {}; the first "
-                    "hold",
-                    launch.rank_name, launch.size_name, launch.rank, launch.size, other.rank_name,
-                    other.size_name, other.rank, other.size));
+    log.write(LogLayer::store, LogLevel::warning,
+              fmt::format("rendezvous: {} and {} say rank {} of {}, but {} and {} say rank {} of {}; the "
+                          "first two are used",
+                          launch.rank_name, launch.size_name, launch.rank, launch.size, other.rank_name,
+                          other.size_name, other.rank, other.size));
   }
   return launch;
 }

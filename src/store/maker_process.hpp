@@ -1,6 +1,6 @@
-// The process that opened a store. A child made by fork() shares the parent's connection or open file: the
+// The process that opened a store. A child made by fork() shares the parent's connection or open file. The
 // server would read the requests of both processes as one stream, and both processes would own the lock of
-// the file. Any thread.
+// the file. Any thread may use it.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// Checks the files through which processes of one user meet: only this user may have written them. Any
-// thread.
+// Checks the files through which processes of one user find each other. Only this user may have written them.
+// Any thread may call it.
 #pragma once
 
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// A part of a store: it puts a prefix before all keys, so that its users do not see each other's keys.
+// A part of a store. It puts a prefix before all keys, so that its users do not see each other's keys.
 #pragma once
 
 #include <memory>

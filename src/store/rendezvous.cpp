@@ -182,7 +182,7 @@ void JobStores::leave(Store& store, Claim claim) noexcept try {
                     Deadline::after(std::chrono::milliseconds(200)));
 } catch (...) {}
 
-/// Separates two jobs without names that use one address at the same moment; otherwise each job could get
+/// Separates two jobs without names that use one address at the same moment. Otherwise each job could get
 /// some of the places. `first`: the claim of the rank that serves, or that arrived first. A rank with another
 /// parent process than `first` waits a moment, so that ranks with the parent of `first` take their places
 /// earlier. If the batch systems show that these are two jobs, the rank is refused.
@@ -192,10 +192,10 @@ std::optional<JobStores::Refusal> JobStores::give_way(Store& store, const std::s
   const auto other = Claim::parse(first);
   if (!other || other->is_over(mine.host)) return std::nullopt;
   if (mine.is_of_another_batch(*other))
-    return Refusal{
-        fmt::format("it is another job's: {} runs in {}, this process in {}; ranks of one job that spans "
-                    "both have the same WEFT_JOB",
-                    other->shown(), other->batch, mine.batch)};
+    return Refusal{fmt::format(
+        "it belongs to another job: {} runs in {}, this process in {}; ranks of one job that spans "
+        "both have the same WEFT_JOB",
+        other->shown(), other->batch, mine.batch)};
   if (!mine.is_no_sibling_of(*other)) return std::nullopt;
   const Deadline turn = Deadline::after(std::min<Duration>(kSiblingsFirst, deadline.left() / 4));
   while (!turn.passed() && !store.try_get(place_key(mine.rank), deadline))
@@ -277,11 +277,12 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
            claim->started == mine.started && claim->rank == mine.rank && claim->size == mine.size;
   };
   const auto told = server.try_get(kServedByKey, deadline);
-  if (told && told->empty()) return Refusal{"the process that serves it is leaving", true};
+  if (told && told->empty()) return Refusal{"the process that serves it is about to end", true};
   const std::string owner = told.value_or("");
   const std::string serving = owner.substr(0, owner.find('\n'));
   if (!owner.empty() && owner != fmt::format("{}\n{}", serving, job))
-    return Refusal{fmt::format("it is another job's, and served by {}", shown_claim(serving)), over(serving)};
+    return Refusal{fmt::format("it belongs to another job, and is served by {}", shown_claim(serving)),
+                   over(serving)};
   // The serving rank owns its place, even before it has taken it.
   if (const auto server_rank = Claim::parse(serving);
       server_rank && server_rank->rank == mine.rank && serving != mine.text() && !is_own(serving))
@@ -298,7 +299,7 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
   };
   std::string held = hold("weft/size");
   if (const auto first = Claim::parse(held); first && first->size != mine.size)
-    return Refusal{fmt::format("it is of a job of {} ranks, as {} said", first->size, first->shown()),
+    return Refusal{fmt::format("its job has {} ranks, as {} stated", first->size, first->shown()),
                    over(held)};
   held = hold(place_key(mine.rank));
   if (held == mine.text()) return std::nullopt;
@@ -332,10 +333,11 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
       // deadline.
       const bool was_ending = e.code() == ErrorCode::timeout && refusal.will_pass;
       if (e.code() == ErrorCode::timeout && !was_ending && launch.rank == 0 && !served)
-        throw Error(ErrorCode::timeout,
-                    fmt::format("{}; nor could this rank 0 serve there: the address is not of this host, or "
-                                "its port is in use",
-                                e.what()));
+        throw Error(
+            ErrorCode::timeout,
+            fmt::format("{}; this rank 0 could not serve there either: the address is not of this host, or "
+                        "its port is in use",
+                        e.what()));
       if (!was_ending && (e.code() != ErrorCode::peer_lost || served)) throw;
       if (!was_ending) refusal = {e.what(), true};
     }
@@ -357,14 +359,14 @@ void JobStores::serve_and_publish(const std::shared_ptr<const RendezvousFile>& p
   const std::string address = server->address();
   place->publish(address, deadline);
   context_.log().write(LogLayer::store, LogLevel::info,
-                       fmt::format("rendezvous: serving at {}, told in {}", address, place->path()));
+                       fmt::format("rendezvous: serving at {}, written to {}", address, place->path()));
   const std::lock_guard lock(mutex_);
   published_.emplace_back(place, address);
   servers_.push_back(std::move(server));
 }
 
 /// Takes this rank's place in the store that the file names. Returns null if another process with this rank
-/// number has joined that store: the store then belongs to an earlier program of the same job, which is about
+/// number has joined that store. The store then belongs to an earlier program of the same job, which is about
 /// to end, and `why` says so.
 std::shared_ptr<Store> JobStores::join_published(const RendezvousFile& place, const std::string& address,
                                                  const LaunchInfo& launch, const Claim& mine,
@@ -394,7 +396,7 @@ std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, con
   const Claim mine = claim_of(launch);
   if (is_unknown_host(mine.host))
     throw Error(ErrorCode::unsupported,
-                fmt::format("rendezvous: this process cannot tell its host: {}; expected WEFT_STORE as "
+                fmt::format("rendezvous: this process cannot determine its host: {}; expected WEFT_STORE as "
                             "host:port, the port not 0",
                             kUnknownHostText));
   // The key contains the host, because ranks must not share the file if they do not share loopback and
@@ -413,7 +415,7 @@ std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, con
     }
     if (deadline.passed())
       throw Error(ErrorCode::timeout,
-                  fmt::format("rendezvous: rank 0 did not tell in {} where it serves within {} ({})",
+                  fmt::format("rendezvous: rank 0 did not write into {} where it serves within {} ({})",
                               place->path(), shown_duration(limit), why.empty() ? "it is not there" : why));
     sleep_noticing(std::min<Duration>(pause, deadline.left()));
   }

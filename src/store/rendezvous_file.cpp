@@ -51,9 +51,9 @@ std::string words(const std::string& what, int error_number) {
   return what + ": " + system_words(error_number);
 }
 
-/// Opens a folder of this user that nobody else may enter, because otherwise another user could send this
-/// job's ranks to a store of his own. The function does not follow a link, and checks the opened folder.
-/// Returns an empty descriptor if the folder cannot be used; `why` gives the reason.
+/// Opens a folder of this user that nobody else may enter. Otherwise another user could send this job's ranks
+/// to a store of his own. The function does not follow a link, and checks the opened folder. Returns an empty
+/// descriptor if the folder cannot be used. `why` gives the reason.
 Descriptor open_folder(const std::string& path, bool make, std::string& why) {
   if (make && ::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     why = words(fmt::format("cannot make the folder {}", path), errno);

@@ -17,12 +17,12 @@
 
 namespace weft {
 
-/// Returns the start time of a process, in clock ticks since boot; nothing if there is no such process.
+/// Returns the start time of a process, in clock ticks since boot. Nothing if there is no such process.
 std::optional<std::uint64_t> start_time_of(pid_t process);
 
 class RendezvousFile {
  public:
-  /// Opens the folder, and makes it if it is absent: $XDG_RUNTIME_DIR/weft; otherwise the first of
+  /// Opens the folder, and makes it if it is absent. It is $XDG_RUNTIME_DIR/weft; otherwise the first of
   /// /tmp/weft-<user>, /tmp/weft-<user>-1 to -9 and ~/.weft that exists and belongs only to this user, or
   /// that can be made. (Other users who may write to /tmp may have taken any of these names.) Throws system
   /// if there is no such folder. `key` names the job on this host.

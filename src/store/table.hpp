@@ -1,5 +1,5 @@
 // The keys and values of a store, with limits, counters and compare_set. The in-process store, the TCP server
-// and each user of a file store have one table each. Not thread-safe: the owner must lock.
+// and each user of a file store have one table each. Not thread-safe. The owner must lock.
 #pragma once
 
 #include <cstddef>

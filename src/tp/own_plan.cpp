@@ -41,9 +41,8 @@ Plan plan_of(const Module& module, const std::string& path) {
     }
   };
   if (!own.styles.empty() && !(own.columns.empty() && own.rows.empty()))
-    refuse_parallelize(
-        fmt::format("the plan of \"{}\" itself has styles and {}; expected the one or the other", path,
-                    own.columns.empty() ? "rows" : "columns"));
+    refuse_parallelize(fmt::format("the plan of \"{}\" itself has styles and {}; expected only one of them",
+                                   path, own.columns.empty() ? "rows" : "columns"));
   if (!own.styles.empty()) {
     for (const OwnPlan::Entry& entry : own.styles) add(entry.path, entry.style);
     return plan;
@@ -62,7 +61,7 @@ void collect(Module& module, const std::string& path, std::vector<Planned>& all)
   for (const auto& [name, child] : module.children()) collect(*child, below(path, name), all);
 }
 
-// Returns why a layer that the plan names stays whole by default; empty if no such layer does.
+// Returns why a layer that the plan names stays whole by default. Empty if no such layer does.
 std::string whole_by_default(Module& module, const std::string& path, const Plan& plan) {
   for (const Plan::Entry& entry : plan.entries())
     if (entry.style.split && matches(entry.pattern, path))
@@ -98,7 +97,7 @@ bool supports_tp(Module& root) {
   return any;
 }
 
-// All plans are collected; plans with a layer that stays whole are left out. The others form one plan for
+// All plans are collected. Plans with a layer that stays whole are left out. The others form one plan for
 // parallelize(), which checks it completely before it sets anything.
 OwnPlanCount parallelize(Module& root, const DeviceMesh& axis, const OwnPlanOptions& options) {
   given_mesh("parallelize", axis, "axis");

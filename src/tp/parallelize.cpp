@@ -19,7 +19,7 @@ struct Node {
   std::string path;                    // relative to the root given, as patterns are
   int parent;                          // -1: none
   const Plan::Entry* entry = nullptr;  // null: the plan does not name it
-  int entered_by = -1;                 // of a column layer: the node whose boundary is its own, too
+  int entered_by = -1;                 // of a column layer: the node whose boundary is also that of the layer
   bool touched = false;                // it, or something below it, is split
 };
 
@@ -33,7 +33,7 @@ void list(Module& module, std::string path, int parent, std::vector<Node>& nodes
   for (const auto& [name, child] : module.children()) list(*child, joined(path, name), self, nodes);
 }
 
-// Throws for a pattern that matches nothing: the text says how much of it matches, and which children there
+// Throws for a pattern that matches nothing. The text says which part of it matches, and which children there
 // are at that point.
 [[noreturn]] void refuse_unmatched(const std::string& pattern, const std::vector<Node>& nodes) {
   std::string known = pattern;
@@ -96,7 +96,7 @@ std::int64_t parts_already(const ShardRule& rule, const DeviceMesh& axis) {
   return parts;
 }
 
-// `already`: the number of parts into which other axes shard it; each of these parts is sharded again.
+// `already`: the number of parts into which other axes shard it. Each of these parts is sharded again.
 void expect_divides(const Node& node, const Unit& unit, const DeviceMesh& axis, std::int64_t already) {
   const std::int64_t parts = axis.size() * already;
   if (unit.count % parts == 0) return;

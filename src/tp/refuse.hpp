@@ -1,4 +1,4 @@
-// The errors of parallelize(), for all its files. Callable from any thread.
+// The errors of parallelize(), for all its files. Any thread may call them.
 #pragma once
 
 #include <string>

@@ -15,7 +15,7 @@ namespace {
 using views::given;
 using views::group_of;
 
-// Returns whether a view was given. A view of no elements, which may be null, counts as given: a rank may
+// Returns whether a view was given. A view of no elements, which may be null, counts as given. A rank may
 // have no part of a sequence, and still takes part in the communication.
 bool wanted(const TensorView& v) { return v.data != nullptr || v.shape.rank() > 0; }
 
@@ -60,7 +60,7 @@ struct Checker : views::Checker {
                               x.dtype == DType::f32 ? "" : fmt::format(", or {} as x", name(x.dtype))));
     check(what, v);
   }
-  // Checks x and w; `x_shape` is the shape on which the layer computes; returns the number of features of y.
+  // Checks x and w. `x_shape` is the shape on which the layer computes. Returns the number of features of y.
   std::int64_t layer(const ConstTensorView& x, const Shape& x_shape, const ConstTensorView& w) const {
     check_floats("x", x);
     check_operand("w", w, x);
@@ -118,7 +118,7 @@ Shape check_sequence(const Checker& c, const DeviceMesh& axes, int dim, const ch
   return whole;
 }
 
-// Checks y or dy, as `name` says, and w; returns how many of its features this rank has.
+// Checks y or dy, as `name` says, and w. Returns how many of its features this rank has.
 std::int64_t check_features(const Checker& c, const DeviceMesh& axes, const ConstTensorView& w,
                             const char* name, const ConstTensorView& y) {
   c.check_rank(name, y.shape);
@@ -187,7 +187,7 @@ void check_backward(const Checker& c, const Sides& sides, const ConstTensorView&
   c.expect_apart("db", g.db, {{"dy", dy}, {"x", x}, {"w", w}});
 }
 
-// Returns whether column_linear_backward() reduces dx. It does not reduce a view without elements: the view
+// Returns whether column_linear_backward() reduces dx. It does not reduce a view without elements. The view
 // may be null on one rank and not on another, so the ranks would disagree.
 bool reduces(const TensorView& dx) { return given(dx) && dx.count() > 0; }
 
@@ -220,8 +220,8 @@ void put(Compute& compute, const Tensor& from, const TensorView& to) {
   if (to.count() > 0) copy(compute.context(), from.view(), to, compute.stream());
 }
 
-// x is this rank's part of (…, in) along `dim`. If dw needs the whole of x, x is sent while dy w is computed;
-// then dx is sent while dw and db are computed. All ranks begin and finish both transfers in this order.
+// x is this rank's part of (…, in) along `dim`. If dw needs the whole of x, x is sent while dy w is computed.
+// Then dx is sent while dw and db are computed. All ranks begin and finish both transfers in this order.
 void column_backward_divided(const Product& product, Compute& compute, const DeviceMesh& axes,
                              const Shape& whole, const ConstTensorView& dy, const ConstTensorView& x,
                              const ConstTensorView& w, const LinearGradients& g, int dim) {

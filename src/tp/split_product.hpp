@@ -11,7 +11,7 @@ namespace weft::split {
 struct Form {
   const char *x, *y, *w;      ///< in texts: `(…, in)`, `(…, out)`, `(out, in)`
   const char* feature;        ///< in texts: the meaning of one element of the dimension of features
-  const char* sequence_dims;  ///< in texts, if they are always the same; null: all but the last
+  const char* sequence_dims;  ///< in texts, if they are always the same; null: all except the last
   int rank;                   ///< of x and y; 0: at least 1
   int features;               ///< the dimension of features; -1: the last
   int weight_rank;            ///< out, in, and then extents of 1

@@ -27,7 +27,7 @@ template <class T>
 T* as(const TensorView& v) {
   return reinterpret_cast<T*>(v.data);
 }
-/// A view that has elements but no memory counts as given; the check then refuses it.
+/// A view that has elements but no memory counts as given. The check then refuses it.
 inline bool given(const ConstTensorView& v) {
   return v.data != nullptr || (v.shape.rank() > 0 && v.count() != 0);
 }

@@ -42,7 +42,7 @@ void check_numbers(const Checker& c, const char* what, const ConstTensorView& v)
   c.check(what, v);
 }
 
-// Checks the embedding that the table (w or dw) and the tokens form, whose rows, (…, dim), are written or
+// Checks the table (w or dw) and the tokens of an embedding, whose rows, (…, dim), are written or
 // read.
 void check_embedding(const Checker& c, const VocabPart& vocab, const char* tokens_name,
                      const ConstTensorView& tokens, const char* table_name, const ConstTensorView& table,
@@ -63,7 +63,7 @@ void check_embedding(const Checker& c, const VocabPart& vocab, const char* token
                        to_string(table.shape)));
 }
 
-// The arguments that must be equal on all ranks: if they differ, each rank would go on with other numbers,
+// The arguments that must be equal on all ranks. If they differ, each rank would continue with other numbers,
 // and nobody would notice it.
 using AgreedValue = std::pair<std::uint64_t, std::string>;
 

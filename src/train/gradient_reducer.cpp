@@ -399,9 +399,8 @@ void GradientReducer::give_up() noexcept {
 
 void GradientReducer::finish(bool failed) {
   if (*no_syncs_ > 0)
-    throw Error(
-        ErrorCode::bad_argument,
-        "gradient_reducer: finish() inside no_sync(); the last pass before it comes after that scope");
+    throw Error(ErrorCode::bad_argument,
+                "gradient_reducer: finish() inside no_sync(); end that scope before the last pass");
   for (std::size_t i = 0; i < slots_.size(); ++i)
     if (slots_[i].parameter->has_gradient() && !failed) expect_partial(i);
   if (!each_axis_.empty() && !made_reducers_ && !slots_.empty()) make_reducers();

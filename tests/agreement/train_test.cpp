@@ -201,7 +201,7 @@ Rows seeds() {
        }},
       {"fully_shard", "seed of `initialise()`, of parts of one parameter", "in the first pass",
        ErrorCode::mismatch,
-       "sharded_parameters: the parts of \"…\"… were not initialised alike on dp rank 0 and dp rank 1; "
+       "sharded_parameters: the parts of \"…\"… were initialised differently on dp rank 0 and dp rank 1; "
        "expected one seed",
        [](Rank& r) {
          test::ShardRun run(r, {{"dp", 2}}, {"dp"});

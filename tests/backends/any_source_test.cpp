@@ -1,6 +1,6 @@
 // Receives from any source, probe() and wait_message(), over every backend: the reported source, the order,
 // receives with and without a source together, messages of unknown size, and the errors of a time-out, a
-// mismatch and a leaving rank. Under mpirun over the MPI that WEFT_TEST_BACKEND names.
+// mismatch and a leaving rank. Under mpirun the tests run over the MPI that WEFT_TEST_BACKEND names.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -458,8 +458,8 @@ TEST_P(AnySource, AHelperThreadTakesTheMessages) {
   });
 }
 
-// A rank that dies ends a receive from any source, a wait and a loop of probes: others might have sent, but
-// the group has failed.
+// If a rank dies, a receive from any source, a wait and a loop of probes end. Others might have sent, but the
+// group has failed.
 TEST(AnySourceDeath, EverybodyLearnsWhoDied) {
   if (!kProcesses) GTEST_SKIP() << "of processes";
   for (const int what : {0, 1, 2}) {
@@ -528,7 +528,7 @@ TEST_P(AnySource, SeveralThreadsReceive) {
   });
 }
 
-// All ranks send messages of every size to all ranks, and receive from any source; some receives are posted
+// All ranks send messages of every size to all ranks, and receive from any source. Some receives are posted
 // before the sends, some after.
 TEST_P(AnySource, EverybodyReceivesFromAnybody) {
   run(4, [](Rank& r) {

@@ -84,9 +84,8 @@ TEST(Auto, ANameOfTheProgramsOwnIsTakenAndSaid) {
     sum_of_ranks(r, group);
   });
   ::unsetenv("WEFT_BACKEND");
-  EXPECT_THAT(job.log,
-              HasSubstr("group \"chosen\": the program asks for shm by name, so WEFT_BACKEND=gloo is not "
-                        "heeded; \"auto\" would heed it"));
+  EXPECT_THAT(job.log, HasSubstr("group \"chosen\": the program asks for shm by name, so WEFT_BACKEND=gloo "
+                                 "is ignored; \"auto\" would use it"));
 }
 
 TEST(Auto, AllRanksMustBeToldTheSame) {
@@ -174,7 +173,7 @@ Membership pair_of(int rank, const std::string& port) {
   return m;
 }
 
-// The filter of a sandbox refuses one rank memory that others can map: all ranks use gloo, and the log says
+// The filter of a sandbox refuses one rank memory that others can map. All ranks use gloo, and the log says
 // why.
 TEST(Auto, WithoutMemfdTheRanksTakeGloo) {
   if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
@@ -207,7 +206,7 @@ bool hide_proc() {
          ::mount("none", "/proc", "tmpfs", 0, nullptr) == 0;
 }
 
-// Without /proc a process cannot tell on which host it is; that does not mean that it is on another host.
+// Without /proc a process cannot determine its host. That does not mean that it is on another host.
 TEST(Auto, WithoutProcTheHostIsUnknownAndItIsSaid) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can take /proc away";
   if (ChildProcess::fork([] { return hide_proc() ? 0 : 1; }).wait(std::chrono::seconds(30)) !=
@@ -221,13 +220,13 @@ TEST(Auto, WithoutProcTheHostIsUnknownAndItIsSaid) {
       Context context;
       const Membership m = pair_of(rank, where[rank].read_line());
       const Error e = error_of([&] { ProcessGroup::create(context, "shm", m); });
-      EXPECT_THAT(e.what(), HasSubstr("cannot tell its host, where memory could be shared: "
+      EXPECT_THAT(e.what(), HasSubstr("cannot determine its host, where memory could be shared: "
                                       "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is "
                                       "/proc mounted?)"));
       if (WEFT_HAVE_GLOO) {
         const Error other = error_of([&] { ProcessGroup::create(context, "auto", m); });
         EXPECT_THAT(other.what(),
-                    HasSubstr("group \"chosen\": a rank cannot tell its host "
+                    HasSubstr("group \"chosen\": a rank cannot determine its host "
                               "(/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read "
                               "(is /proc mounted?)) and WEFT_INTERFACE is not set"));
       }

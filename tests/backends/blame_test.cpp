@@ -52,8 +52,8 @@ void kill_when_others_are_through(RankProcesses& ranks, int stopped, int others)
   ranks.finish({stopped});
 }
 
-// Ranks as processes; `victim` stops itself after a first barrier, and is killed when the others, who run
-// `body`, are through.
+// Ranks as processes. `victim` stops itself after a first barrier, and is killed when the others, which run
+// `body`, have finished.
 void with_a_stopped_rank(int n, int victim, const std::function<void(Rank&)>& body,
                          const std::string& backend = "shm") {
   RankOptions options;
@@ -130,7 +130,7 @@ TEST(Messages, AThreadThatHasNotComeIsNamedAtTheEndOfAChain) {
 }
 
 // Rank 2 of a 2 x 2 mesh ends before it makes the groups of its row and its column. The others are notified
-// at once; rank 1 waits for rank 0, which does not call because of rank 2.
+// at once. Rank 1 waits for rank 0, which does not call because of rank 2.
 void a_rank_ends_before_subgroups(const std::string& backend, bool killed) {
   RankOptions options;
   options.backend = backend;
@@ -171,9 +171,9 @@ TEST(Subgroups, OverGlooARankThatIsKilledBeforeTheyAreMadeIsNamed) {
   a_rank_ends_before_subgroups("gloo", true);
 }
 
-// Rank 1 comes last to the making of a group, and ends when it has published its own information, but has
-// not put together that of all ranks. Not two seconds later, when the others would give up because the parent
-// has failed.
+// Rank 1 is the last to arrive when a group is made. It ends when it has published its own information, but
+// has not put together that of all ranks. This is not two seconds later, when the others would fail because
+// the parent has failed.
 TEST(Subgroups, TheLastToComeIsNamedAtOnceThoughItHasToldItsPart) {
   RankProcesses ranks(3, [](Rank& r) {
     bool making = false;
@@ -314,7 +314,7 @@ TEST(Subgroups, WhoShrinksAnotherGroupIsNotNamed) {
   kill_when_others_are_through(ranks, 3, 3);
 }
 
-// This holds although the rank never sleeps: it polls, and other groups make progress meanwhile.
+// This is so although the rank never sleeps: it polls, and other groups make progress meanwhile.
 TEST(Subgroups, WhoPollsInAnotherGroupIsNotNamed) {
   RankProcesses ranks(4, [](Rank& r) {
     const std::vector<int> stuck_pair{2, 3}, moving_pair{1, 2};

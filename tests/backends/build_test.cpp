@@ -60,7 +60,7 @@ TEST_F(Builds, AreNamedByVersionAndLayout) {
   EXPECT_NE(word, build_word(2, 0));
 }
 
-// Ranks whose transports have different constants; if one of three differs, all ranks get the error.
+// Ranks whose transports have different constants. If one of three differs, all ranks get the error.
 TEST_F(Builds, OfTwoLayoutsDoNotJoin) {
   std::string said[3];
   {
@@ -145,8 +145,8 @@ TEST_F(Builds, AComparisonLeavesNothing) {
     EXPECT_FALSE(store_->try_get(key, Deadline::never())) << key;
 }
 
-// A library with another threshold for inline payloads in one process, this one in the other. Without the
-// comparison every element of the sum was wrong on both, and both succeeded.
+// One process has a library with another threshold for inline payloads, and the other process has this
+// library. Without the comparison every element of the sum was wrong on both, and both succeeded.
 TEST_F(Builds, TwoInOneJobOfTwoProcesses) {
 #ifndef WEFT_OTHER_BUILD
   GTEST_SKIP() << "the other build needs the tools";

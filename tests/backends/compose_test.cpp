@@ -221,8 +221,9 @@ TEST(Staging, WithoutMemoryTheCallFailsOnAllRanks) {
           EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
           EXPECT_EQ(e.op(), Op::all_reduce);
           EXPECT_EQ(e.call(), 1u);
-          EXPECT_THAT(e.what(), StartsWith("all_reduce: 3996 bytes of local memory cannot be had: the host's "
-                                           "allocator, asked for 4032 bytes aligned to 64, "));
+          EXPECT_THAT(e.what(),
+                      StartsWith("all_reduce: 3996 bytes of local memory cannot be allocated: the host's "
+                                 "allocator, asked for 4032 bytes aligned to 64, "));
           EXPECT_THAT(e.what(), HasSubstr(fault == CountingAllocator::Fault::gives_none
                                               ? "64, gave none"
                                               : "64, threw: the pool is closed"));

@@ -1,5 +1,5 @@
 // Every operation, over backends, rank kinds, rank counts, kinds of memory and paths, against values computed
-// here; operations that the support table lists as unsupported must be refused. A backend is a row. Its ranks
+// here. Operations that the support table lists as unsupported must be refused. A backend is a row. Its ranks
 // run all cases of a test in one group, one after the other.
 //
 // Under mpirun: WEFT_TEST_BACKEND=<name> mpirun -n N backends_conformance_test --gtest_filter='Job/*' runs
@@ -82,7 +82,7 @@ std::vector<Setting> composed_settings() {
   return all;
 }
 
-// Why the backend is not available here; empty: it is available.
+// Why the backend is not available here. Empty: it is available.
 std::string obstacle(const Row& row) {
   if (row.mask || row.backend == "shm" || row.backend == "nccl") return {};
   Context context;
@@ -722,8 +722,8 @@ TEST_P(Conformance, CanonicalBits) {
   });
 }
 
-// A scan has the bits of an all_reduce over the ranks up to this one; an exscan, of one over the ranks below
-// it.
+// A scan has the bits of an all_reduce over the ranks up to this one. An exscan has those of an all_reduce
+// over the ranks below it.
 TEST_P(Conformance, CanonicalBitsOfScans) {
   run([&](Rank& r) {
     if (traits_->device) {  // NCCL has no scans
@@ -909,7 +909,7 @@ std::uint64_t hash(const std::byte* data, std::int64_t bytes, std::uint64_t h) {
 
 using OneHash = Conformance;
 
-// Canonical sums, averages and products of n = 2 … 8 ranks have the bits that `reduce` gives here; the hash
+// Canonical sums, averages and products of n = 2 … 8 ranks have the bits that `reduce` gives here. The hash
 // over them is printed, to be compared between backends and machines.
 TEST_P(OneHash, OfCanonicalReductions) {
   constexpr std::int64_t kCount = 1021;

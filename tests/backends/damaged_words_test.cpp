@@ -380,7 +380,7 @@ void check_creation(const Change& change, const char* single_copy, const std::st
 
 TEST_F(DamagedWords, TheCountOfRanksThatHaveCome) {
   check_creation([](const Control& c) { c.assembly().came[1].store(0); }, "off",
-                 "the group's words in shared memory are damaged: the number of ranks that have come is ");
+                 "the group's words in shared memory are damaged: the number of ranks that have arrived is ");
 }
 
 TEST_F(DamagedWords, WhatRanksMayReadOfEachOther) {
@@ -388,7 +388,7 @@ TEST_F(DamagedWords, WhatRanksMayReadOfEachOther) {
       [](const Control& c) {
         for (int r = 0; r < 2; ++r) c.rank(r).single.store(0xf);
       },
-      "pull", "how its look at the others' memory went is 15; expected 1 to 2");
+      "pull", "the result of its check of the others' memory is 15; expected 1 to 2");
 }
 
 }  // namespace

@@ -365,7 +365,7 @@ TEST_P(Exchanges, ManyBytesGoFromWhereTheyLie) {
 }
 
 // Rank 0 adds the parts of ranks 1 and 2. Rank 1 waits until its part is taken before it sends to rank 2, and
-// rank 2 waits for that before it sends its part: so rank 0 takes rank 1's part before it can add both.
+// rank 2 waits for that before it sends its part. So rank 0 takes rank 1's part before it can add both.
 TEST_P(Exchanges, APartIsTakenBeforeThoseOfOtherRanksCome) {
   for (const weft::Memory memory : {weft::Memory::local, weft::Memory::shared})
     for (const std::int64_t count : {5, 3000, 300'000})
@@ -538,7 +538,7 @@ TEST_P(Exchanges, RanksThatMeanDifferentThingsAreToldSo) {
           return HasSubstr("exchange: rank 1 gave " + theirs + ", and rank 0 " + words(change.own) +
                            "; expected the same on all ranks");
         };
-        // Where the elements of a long message have not come, its length says that it is another one.
+        // If the elements of a long message have not arrived, its length shows that it is another message.
         EXPECT_THAT(std::string(e.what()),
                     testing::AnyOf(text(words(change.theirs)), text("a message of u8 x40256")))
             << change.name;
@@ -624,7 +624,8 @@ TEST_P(Exchanges, WhatIsRefused) {
           p.sends.push_back({r.rank, {{0, 0, {2}, {1}}}});
           p.receives.push_back({r.rank, {{0, 8, {3}, {1}}}});
         },
-        "exchange: box 0 of what this rank sends to itself is (2) of field 0, and (3) of field 0 where it is "
+        "exchange: box 0 of the data that this rank sends to itself is (2) of field 0, and (3) of field 0 "
+        "where it is "
         "received; expected the same");
     refused(
         [](ExchangePlan& p) {
@@ -657,15 +658,14 @@ TEST_P(Exchanges, WhatIsRefused) {
           start({{in.data(), in.data() + 3}});
         },
         "exchange: a box of out of field 0 that is received and a box of in of field 0 that is sent overlap; "
-        "expected apart");
+        "expected disjoint memory");
     throws(
         [&] {
           (void)x.start(std::vector<ExchangeField>{{in.data(), out.data()}}, {.deadline = -1s});
         },
         "exchange: deadline is -1000000000 ns; expected 0 or more");
-    throws(
-        [&] { (void)r.group().submit({.op = Op::exchange}); },
-        "exchange: op is exchange, whose plan a Call has no place for; call make_exchange() or exchange()");
+    throws([&] { (void)r.group().submit({.op = Op::exchange}); },
+           "exchange: op is exchange, and a Call cannot hold its plan; call make_exchange() or exchange()");
     ExchangePlan twice = right.plan;
     twice.receives[0].boxes = {{0, 0, {2}, {1}}, {0, 1, {2}, {1}}};
     throws(
@@ -674,8 +674,7 @@ TEST_P(Exchanges, WhatIsRefused) {
           r.group().exchange(twice, {&field, 1}).wait();
         },
         "exchange: a box of out of field 0 that is received and a box of out of field 0 that is received "
-        "overlap; "
-        "expected apart");
+        "overlap; expected disjoint memory");
     throws([] { (void)PersistentExchange().start({}); },
            "start: empty PersistentExchange: it was made by default or moved from; expected one that "
            "ProcessGroup::make_exchange() gave");
@@ -692,8 +691,8 @@ TEST_P(Exchanges, WhatIsRefused) {
   });
 }
 
-// The rows of a mesh's partition: each rank sends rows of an array (nodes, 3), and a number of each of them,
-// by its own numbers, which the other ranks have as their ghosts, in one piece behind their own.
+// The rows of a mesh's partition. Each rank sends rows of an array (nodes, 3), and a number of each of them,
+// by its own numbers. The other ranks have them as their ghosts, in one piece behind their own rows.
 TEST_P(Exchanges, CarryTheNodesOfAPartition) {
   constexpr std::int64_t kShared = 5000, kNodes = 20000, kParts = 3;
   run(3, [&](Rank& r) {
@@ -769,34 +768,34 @@ TEST(ExchangeIndices, AreChecked) {
     const ExchangeBox two{0, 0, {2}, {1}}, ends{0, 0, {2}, {1}, {9, 2}};
     refused(
         {0, 0, {3}, {1}, {9, 2}}, two,
-        "box 0 of what is sent to rank 0: it has 2 indices for counts (3); expected as many as the first of "
+        "box 0 of the data sent to rank 0: it has 2 indices for counts (3); expected as many as the first of "
         "these",
         field);
-    refused({0, 0, {}, {}, {9}}, two, "box 0 of what is sent to rank 0: it has 1 indices for counts ()",
+    refused({0, 0, {}, {}, {9}}, two, "box 0 of the data sent to rank 0: it has 1 indices for counts ()",
             field);
     refused(two, {0, 0, {2}, {1}, {4, -1}},
-            "box 0 of what is received from rank 0: indices[1] is -1; expected 0 or more", field);
-    refused(
-        two, {0, 0, {2}, {1}, {4, 4}},
-        "box 0 of what is received from rank 0: its indices name element 4 of the field twice; expected each "
-        "once",
-        field);
+            "box 0 of the data received from rank 0: indices[1] is -1; expected 0 or more", field);
+    refused(two, {0, 0, {2}, {1}, {4, 4}},
+            "box 0 of the data received from rank 0: its indices name element 4 of the field twice; expected "
+            "each "
+            "once",
+            field);
     refused({0, 0, {2, 2}, {2, 1}}, {0, 5, {2, 2}, {1, 1}, {8, 7}},
-            "box 0 of what is received from rank 0: its indices name element 13 of the field twice", field);
+            "box 0 of the data received from rank 0: its indices name element 13 of the field twice", field);
     refused(
         {0, 0, {2}, {1}, {0, std::int64_t{1} << 60}}, two,
-        "box 0 of what is sent to rank 0: counts (2) with strides (1) from offset 0 and its indices reach "
+        "box 0 of the data sent to rank 0: counts (2) with strides (1) from offset 0 and its indices reach "
         "farther than 2^56 bytes",
         field);
     refused({0, 0, {2}, {std::int64_t{1} << 40}, {0, std::int64_t{1} << 40}}, two,
-            "box 0 of what is sent to rank 0: counts", field);
+            "box 0 of the data sent to rank 0: counts", field);
     taken({0, 0, {2}, {1}, {4, 4}}, two, field);
     taken(two, {0, 0, {2}, {1}, {4, 4}}, field, ExchangePlan::Kind::add);
     // `in` and `out` are one memory: an element that is written must not also be sent, unless it is copied
     // onto itself.
     const char* const overlap =
         "a box of out of field 0 that is received and a box of in of field 0 that is sent overlap; expected "
-        "apart";
+        "disjoint memory";
     refused(ends, {0, 0, {2}, {1}, {2, 30}}, overlap, in_place);
     refused(ends, {0, 8, {2}, {1}}, overlap, in_place);
     refused(ends, {0, 1, {2}, {8}}, overlap, in_place);

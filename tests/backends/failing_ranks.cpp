@@ -163,7 +163,7 @@ void try_with(weft::Context& context, const std::string& backend, weft::Membersh
     m.store->get(key + "/all", weft::Deadline::after(30s));
     return m.store->get(key + "/news", weft::Deadline::after(30s));
   };
-  // A client of the store keeps as many connections as it had calls at once; to make a group may take two.
+  // A client of the store keeps as many connections as it had calls at once. To make a group may take two.
   const auto ask = [&] {
     try {
       m.store->get("nobody sets this", weft::Deadline::after(200ms));
@@ -224,8 +224,8 @@ void make_groups(weft::Context& context, const std::string& backend, weft::Membe
     sub.barrier().wait();
   };
   m.name = "again";
-  // Threads and sockets that are on their way out are given a moment. shm keeps memory of a group that has
-  // ended here and not yet on the other rank until the next group is made.
+  // Threads and sockets that are about to end get a moment. shm keeps memory of a group that has ended here
+  // and not yet on the other rank until the next group is made.
   const auto settled = [&] {
     std::this_thread::sleep_for(200ms);
     weft::Membership alone;
@@ -418,8 +418,8 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        }
      }},
 
-    // Rank 2 does not come; the others wait in a chain behind it: 3 for 2, 0 for 3, 1 for 0, which is first
-    // at its deadline.
+    // Rank 2 does not arrive. The others wait in a chain behind it: 3 for 2, 0 for 3, 1 for 0. Rank 1 is
+    // first at its deadline.
     {"chain",
      [](Job& j) {
        if (rank == 2) {
@@ -466,7 +466,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        j.store_meet("have met");
        tell_in_full([&] { j.g.all_reduce(part, part, average).wait(); });
      }},
-    // Rank 1 leaves out a call: its next one meets the others' earlier one.
+    // Rank 1 leaves out a call. Its next call meets the others' earlier call.
     {"skips",
      [](Job& j) {
        std::vector<float> all(4 * static_cast<std::size_t>(j.g.size()));
@@ -491,7 +491,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        for (int r = 0; r < j.g.size(); ++r)
          if (r != 1) j.await("told", r);
      }},
-    // One after the other, in a group each, whatever rank 1 can do to the others: in their second call.
+    // One after the other, in a group each, all that rank 1 can do to the others, in their second call.
     {"every cause",
      [](Job& j) {
        const auto group = [&](const std::string& cause) {
@@ -551,7 +551,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
          if (g) g.quiesce(2s);
        }
      }},
-    // All ranks continue after an abort; then they continue without rank 1, which calls too late.
+    // All ranks continue after an abort. Then they continue without rank 1, which calls too late.
     {"shrinks",
      [](Job& j) {
        if (rank == 1) j.g.abort("once more");

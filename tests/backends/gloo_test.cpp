@@ -355,8 +355,8 @@ TEST_P(Gloo, ARankThatLeavesIsNamed) {
       gloo());
 }
 
-// Its connections are closed by the time at which the others call: each of them finds that before it could
-// wait for anybody.
+// Its connections are closed by the time at which the others call. Each of them notices that before it could
+// wait for any rank.
 TEST_P(Gloo, ARankThatHasLeftIsNamedOverClosedConnections) {
   for (const bool check : {true, false})
     for (const Op op : {Op::gather, Op::broadcast, Op::all_reduce}) {
@@ -391,8 +391,8 @@ TEST_P(Gloo, ARankThatHasLeftIsNamedOverClosedConnections) {
     }
 }
 
-// All ranks answer a rank before it tells its predecessor that it leaves, so the predecessor has its own
-// answer before the other's notice. A rank must not take that notice for the end of the questions that it has
+// All ranks answer a rank before it notifies its predecessor that it leaves. So the predecessor has its own
+// answer before the other's notice. A rank must not treat that notice as the end of the questions that it has
 // to answer.
 TEST_P(Gloo, RanksThatLeaveInACircleDoNotWaitForOneAnother) {
   constexpr int n = 3;
@@ -590,7 +590,8 @@ TEST(GlooProcesses, TheComparisonCanBeSwitchedOff) {
           const Error e =
               error_of([&] { r.group().all_reduce(view(x), view(x), {.deadline = 200ms}).wait(); });
           EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
-          EXPECT_THAT(e.what(), HasSubstr("Gloo cannot tell who is missing (WEFT_GLOO_CHECK is off)"));
+          EXPECT_THAT(e.what(),
+                      HasSubstr("Gloo cannot report which ranks are missing (WEFT_GLOO_CHECK is off)"));
         }
         r.meet("both have failed");
         ::setenv("WEFT_GLOO_CHECK", r.rank == 1 ? "off" : "on", 1);
@@ -701,7 +702,7 @@ TEST(GlooProcesses, AStoppedRankIsATimeoutAndMemoryIsOursAgain) {
   ranks[1].kill(SIGKILL);
 }
 
-// Each receives from its left before it sends to its right: all wait in a chain behind the rank that is
+// Each receives from its left before it sends to its right. All wait in a chain behind the rank that is
 // stopped, and name it, not the next one.
 TEST(GlooChain, TheRankAtItsEndIsNamed) {
   SKIP_WITHOUT_GLOO();
@@ -733,7 +734,7 @@ TEST(GlooChain, TheRankAtItsEndIsNamed) {
   ranks.finish({2});
 }
 
-// All ranks have entered a call that is composed of messages, and then one is stopped: a rank that waits for
+// All ranks have entered a call that is composed of messages, and then one is stopped. A rank that waits for
 // another waiting rank names the stopped one.
 TEST(GlooChain, ARankThatIsStoppedInsideACollectiveIsNamed) {
   SKIP_WITHOUT_GLOO();

@@ -94,8 +94,8 @@ TEST_P(GroupInitFailure, OnlyTheRankThatDiesIsNamed) {
 }
 
 #if WEFT_HAVE_GLOO
-// Once the ranks know each other's processes: not at the deadline, nor when the ranks have tried again in
-// vain.
+// When the ranks know each other's processes, they name a dead rank before the deadline, and before further
+// attempts have failed.
 TEST(GlooGroupInit, ARankThatDiesIsNamedWithinASecond) {
   const std::pair<StoreRequest, const char*> deaths[] = {{StoreRequest::add, "/gloo/0/ports/count"},
                                                          {StoreRequest::set, "/gloo/0/ports/2"},
@@ -128,7 +128,7 @@ TEST(GlooGroupInit, ARankThatDiesIsNamedWithinASecond) {
 }
 #endif
 
-// Each peer costs one pidfd; a connection lasts as long as one conversation.
+// Each peer costs one pidfd. A connection lasts for one request.
 TEST(ManyRanks, KeepOneDescriptorAPeer) {
   constexpr int kRanks = 24;
   run_ranks(Ranks::processes, kRanks, [](Rank& r) {

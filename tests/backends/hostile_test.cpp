@@ -1,5 +1,5 @@
 // The same failures on every backend, each in a separate job of processes (tests/backends/failing_ranks.cpp),
-// whose output is read: which rank is named, when, and that every process ends by itself.
+// whose output is read. It shows which rank is named, when, and that every process ends by itself.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -227,7 +227,7 @@ TEST_P(Hostile, EveryFailingCallLeavesOpRankAndCause) {
   struct Cause {
     const char *name, *code, *blamed, *op, *call;
     std::vector<const char*> words;
-    std::initializer_list<int> told;  // the ranks whose call fails; the others' may
+    std::initializer_list<int> told;  // the ranks whose call fails; the call of the others may fail
   };
   const Cause causes[] = {
       {"counts", "mismatch", "[012] [012]", "all_reduce", "1", {"rank 1 ", "all_reduce"}, {0, 1}},
@@ -328,7 +328,7 @@ TEST_P(Hostile, SurvivorsGoOnInAGroupOfTheirOwn) {
     }
     ASSERT_GE(lines.size(), 6u) << job.all();
     EXPECT_THAT(lines[3], StartsWith("peer_lost 1 | op barrier, call "));
-    EXPECT_THAT(lines[3], HasSubstr("barrier: shrink: the group goes on as ranks 0, 2 without rank 1"));
+    EXPECT_THAT(lines[3], HasSubstr("barrier: shrink: the group continues as ranks 0, 2 without rank 1"));
     EXPECT_THAT(lines[5],
                 StartsWith("peer_lost 1 | op none, call none | shrink: rank 1 is not in the new group"));
   }
@@ -453,7 +453,7 @@ TEST_P(HostileToProcesses, ASmallDevShmDoesNotMatter) {
   for (int r = 0; r < 2; ++r) EXPECT_THAT(job.of(r), testing::ElementsAre("no error", "sum 2")) << job.all();
 }
 
-// All at once: it takes long.
+// All at the same time, since it takes long.
 TEST(HostileWaits, ALongWaitCostsAtMostFivePercentOfACore) {
   std::vector<std::pair<Kind, std::unique_ptr<Job>>> jobs;
   for (const Kind& kind : kinds())

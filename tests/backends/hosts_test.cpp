@@ -334,8 +334,9 @@ TEST_F(HostsTest, GlooIsToldItsInterface) {
       {{"WEFT_INTERFACE", ""}});
 }
 
-// The network is cut while all ranks call: every rank, including the disconnected one, gets an error that
-// names the unreachable ranks, within the deadline plus a second. If host 0 is cut off, so is the store.
+// The network is cut while all ranks call. Every rank, including the disconnected one, gets an error that
+// names the unreachable ranks, within the deadline plus a second. If host 0 is cut off, the store is cut off,
+// too.
 class CutOff : public HostsTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(CutOff, InMidCallEverybodyIsTold) {
@@ -449,7 +450,7 @@ TEST_P(MpiAcrossHosts, Sums) {
   }
 }
 
-// mpirun itself is on the host that is left; what it does about the other one is not ours.
+// mpirun itself is on the remaining host. This test does not check what mpirun does about the other host.
 TEST_P(MpiAcrossHosts, WhoIsLeftNamesWhoIsCutOff) {
   const Hosts hosts(2);
   int going = 0, told = 0;

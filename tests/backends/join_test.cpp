@@ -39,7 +39,7 @@ class Join : public testing::Test {
             .deadline = Deadline::after(limit)};
   }
   Context context_;
-  // As one whose process is stopped, from now on or from the first try_get() on.
+  // A store like one whose process is stopped, from now on or from the first try_get() on.
   std::atomic<bool> silent_{false}, silent_when_asked_{false};
   std::atomic<int> requests_{0};
   const std::shared_ptr<Store> store_ = std::make_shared<ObservedStore>(
@@ -121,7 +121,7 @@ TEST_F(Join, WhatTheStoreHoldsIsChecked) {
     store_->remove("token/info/count", Deadline::never());
     const Error e = error_of([&] { join(at(1), "info", {}, 0); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    EXPECT_STREQ(e.what(), "group \"g\": what the store holds are not the texts of 3 ranks [rank 1]");
+    EXPECT_STREQ(e.what(), "group \"g\": the store does not hold the texts of 3 ranks [rank 1]");
   }
 }
 
@@ -142,7 +142,7 @@ TEST_F(Join, ANumberThatIsNoneIsNamed) {
     store_->set("token/info/2", build_word(0, 2) + " 3 3 x", Deadline::never());
     store_->set("token/info/count", std::to_string((std::int64_t{3} << 24) + 1), Deadline::never());
     expect_error(ErrorCode::mismatch,
-                 fmt::format("group \"g\": rank 0 says that it came as number \"{}\"; expected 1 or more "
+                 fmt::format("group \"g\": rank 0 reports arrival number \"{}\"; expected 1 or more "
                              "[rank 1]",
                              number),
                  [&] { join(at(1, 3, milliseconds(20)), "info", "x", 0); });
@@ -177,8 +177,8 @@ TEST_F(Join, TheReasonOfWhoGaveUpIsTold) {
   }
 }
 
-// A cascade: rank 0 noticed that rank 2 died, and left; rank 1 finds that rank 0 has left, or that nobody
-// comes by its deadline.
+// A cascade. Rank 0 noticed that rank 2 died, and left. Rank 1 finds that rank 0 has left, or that no rank
+// arrives by its deadline.
 TEST_F(Join, WhoOnlyGaveUpIsNotBlamed) {
   const auto lost = [](int self, int other) {
     return Error(Failure{
@@ -209,7 +209,7 @@ TEST_F(Join, ANameIsUsedOnce) {
   };
   EXPECT_THAT(all("first"), ElementsAre("no error", "no error"));
   const std::string text =
-      "bad_argument: group \"g\": the ranks have met as \"info\" already; expected another name, or "
+      "bad_argument: group \"g\": the ranks have joined as \"info\" already; expected another name, or "
       "withdraw() "
       "first [rank ";
   EXPECT_THAT(all("second"), ElementsAre(text + "0]", text + "1]"));
@@ -223,7 +223,7 @@ TEST_F(Join, OneRankNeedsNoStore) {
   announce(b, "info", "x", 0);
   EXPECT_THAT(join(b, "info", "x", 0), ElementsAre("x"));
   withdraw(b, "info");
-  expect_error(ErrorCode::bad_argument, "group \"g\": there is no store to wait for key \"k\" in",
+  expect_error(ErrorCode::bad_argument, "group \"g\": there is no store in which to wait for key \"k\"",
                [&] { await(b, "k"); });
 }
 

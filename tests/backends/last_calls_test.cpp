@@ -346,7 +346,7 @@ TEST_P(OverTransports, ARankInACallOfAnotherGroupIsToldWithItsLastCallHere) {
         } else {
           const Error e = error_of([&] { r.group().barrier(kSoon).wait(); });
           EXPECT_THAT(e.what(), HasSubstr("; last calls: rank 1 finished barrier [call 0]; "));
-          // "called": its answer came too late.
+          // "called": its answer arrived too late.
           EXPECT_THAT(e.what(), AnyOf(HasSubstr("ranks 0, 2 are in barrier [call 1] [group \"world\""),
                                       HasSubstr("rank 0 called barrier [call 1]"),
                                       HasSubstr("rank 2 called barrier [call 1]")));
@@ -358,8 +358,8 @@ TEST_P(OverTransports, ARankInACallOfAnotherGroupIsToldWithItsLastCallHere) {
       options());
 }
 
-// A rank that calls something else does not get as far as a time-out, but where the root of a broadcast waits
-// for nobody, the time-out of a later call shows it.
+// A rank that calls something else gets a mismatch before a time-out. But the root of a broadcast waits for
+// nobody, and so the time-out of a later call shows the difference.
 TEST_P(OverTransports, ARankThatCallsAnotherOperationIsAMismatchAtOnce) {
   run_ranks(
       GetParam().kind, 2,

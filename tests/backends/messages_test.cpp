@@ -268,8 +268,8 @@ TEST_P(Messages, OthersNeedDoNothing) {
   });
 }
 
-// The largest possible number of large messages in flight, received in reverse order: all at once, then one
-// by one.
+// The largest possible number of large messages in flight, received in reverse order, first all at once, then
+// one by one.
 TEST_P(Messages, SixtyLargeInReverse) {
   run(2, [](Rank& r) {
     constexpr int kCount = 60;
@@ -453,7 +453,7 @@ TEST_P(Messages, WhoLeavesAfterSendingIsNotMissed) {
   });
 }
 
-// Unexpected messages are found at once: sixteen times as many of them cost their receiver about sixteen
+// Unexpected messages are found at once. Sixteen times as many of them cost their receiver about sixteen
 // times as much, not the square of it.
 TEST_P(Messages, ManyUnexpectedOnesAreFoundAtOnce) {
   run(2, [](Rank& r) {

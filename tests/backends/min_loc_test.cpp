@@ -118,7 +118,7 @@ TEST_P(MinLoc, WholeNumbersKeepAllTheirBits) {
   });
 }
 
-// Nothing, one, a prime, and more than fits beside an arrival; many equal values.
+// No elements, one, a prime number, and more than fit next to an arrival. Many values are equal.
 TEST_P(MinLoc, OfManySizes) {
   run(5, [](Rank& r) {
     for (const std::size_t count : {0, 1, 13, 1009, 20011}) {

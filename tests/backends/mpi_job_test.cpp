@@ -160,7 +160,7 @@ TEST_F(MpiJob, MessagesOfAnyTagAndSizeInAnyOrder) {
   run([&](Rank& r) {
     ProcessGroup& g = r.group();
     const int next = (r.rank + 1) % r.size, before = (r.rank + r.size - 1) % r.size;
-    // Large both ways, sends first; tags at both ends; received in the opposite order.
+    // Large messages in both directions, sends first, tags at both ends, received in the opposite order.
     const std::vector<int> tags{0, 1, 32767, 32768, 2147483647};
     std::vector<std::vector<std::int32_t>> out, in;
     std::vector<Work> works;

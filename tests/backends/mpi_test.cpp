@@ -105,7 +105,7 @@ TEST_P(MpiFailures, RanksThatCallDifferentThingsAreNamedOnAll) {
   }
 }
 
-// Either by the call, where the other one's envelope has come already, or by the warning.
+// It is reported by the call, if the other rank's envelope has arrived already, or by the warning.
 TEST_P(MpiFailures, TwoRootsOfTheLastCallAreTold) {
   const Outcome o = job("two roots");
   for (int r = 0; r < 2; ++r) {

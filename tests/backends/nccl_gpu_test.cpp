@@ -1,5 +1,5 @@
-// The nccl transport on a real GPU, if there is one: every operation on one rank, and on two ranks of one
-// GPU where NCCL allows that (2.30). Ranks are threads.
+// The nccl transport on a real GPU, if there is one. Every operation runs on one rank, and on two ranks of
+// one GPU if NCCL allows that (2.30). Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -126,7 +126,7 @@ TEST_P(NcclGpu, AbsentRanksAreNamed) {
         if (r.rank == 0) {
           const Error e = error_of([&] { g.submit(call).wait(); });
           EXPECT_EQ(e.code(), ErrorCode::timeout);
-          EXPECT_THAT(e.what(), HasSubstr("rank 1 has not said to wait for it"));
+          EXPECT_THAT(e.what(), HasSubstr("rank 1 has not announced a wait for it"));
           EXPECT_TRUE(g.quiesce(30s));
         }
         r.meet("failed");

@@ -115,7 +115,7 @@ TEST_F(Nccl, ReceivesNameTheirSource) {
   });
 }
 
-// Every pair that the traits name, against the meaning that all backends share; the others are refused.
+// Every pair that the traits name, against the meaning that all backends share. Other pairs are refused.
 TEST_F(Nccl, EveryReductionOfEveryType) {
   run(3, [](Rank& r, ProcessGroup& g) {
     for (int k = 0; k < kReduceKindCount; ++k) {
@@ -242,8 +242,8 @@ TEST_F(Nccl, StreamsWaitOnAWork) {
   });
 }
 
-// Each start of a persistent call waits for the work that is on its stream by then; a stream that is
-// captured by then is an error.
+// Each start of a persistent call waits for the work that is on its stream at that time. A stream that is
+// captured at that time is an error.
 TEST_F(Nccl, PersistentCallsWaitForTheirStreamEachTime) {
   std::atomic<int> open{0};
   run(2, [&](Rank& r, ProcessGroup& g) {
@@ -349,7 +349,7 @@ TEST_F(Nccl, EventsAreUsedAgain) {
 }
 
 // The group's device is the device that was current in the thread that made the group, whichever device is
-// current later; the group leaves the current device as it is.
+// current later. The group does not change the current device.
 TEST_F(Nccl, TheCurrentDeviceIsTheCallersAgain) {
   nccl.set_devices(2);
   const nccl::NcclApi& api = nccl.api();
@@ -569,11 +569,11 @@ TEST_F(Nccl, LateRanksAreNamedWhileTheOthersWait) {
       },
       options);
   EXPECT_THAT(
-      lines,
-      ElementsAre(
-          "[group] all_reduce f32 x100 sum: not finished after 0.5 s, a tenth of its deadline: "
-          "rank 1 has not said to wait for it; last calls: rank 1 did not answer, so that its last call is "
-          "unknown; rank 0 is in all_reduce f32 x100 sum [call 0] [group \"world\", rank 0, call 0]"));
+      lines, ElementsAre(
+                 "[group] all_reduce f32 x100 sum: not finished after 0.5 s, a tenth of its deadline: "
+                 "rank 1 has not announced a wait for it; last calls: rank 1 did not answer, so that its "
+                 "last call is "
+                 "unknown; rank 0 is in all_reduce f32 x100 sum [call 0] [group \"world\", rank 0, call 0]"));
 }
 
 // An absent rank is named at the deadline; the kernels are aborted and memory is free again.
@@ -586,8 +586,8 @@ TEST_F(Nccl, AbsentRanksAreNamedAtTheDeadline) {
           const Error e = error_of([&] { g.all_reduce(on_device(v), on_device(v)).wait(); });
           EXPECT_EQ(e.code(), ErrorCode::timeout);
           EXPECT_THAT(e.what(),
-                      HasSubstr("all_reduce: not finished within 1 s: rank 1 has not said to wait "
-                                "for it; last calls: rank 1 did not answer, so that its last call is "
+                      HasSubstr("all_reduce: not finished within 1 s: rank 1 has not announced a wait for "
+                                "it; last calls: rank 1 did not answer, so that its last call is "
                                 "unknown; "));
           EXPECT_EQ(e.last_calls()[static_cast<std::size_t>(r.rank)].op, Op::all_reduce);
           EXPECT_EQ(e.last_calls()[1].state, LastCall::State::unknown);
@@ -601,7 +601,7 @@ TEST_F(Nccl, AbsentRanksAreNamedAtTheDeadline) {
             work = g.all_reduce(on_device(v), on_device(v));
             work.wait();
           });
-          EXPECT_THAT(e.what(), HasSubstr("rank 1 has not said to wait for it"));  // the same first cause
+          EXPECT_THAT(e.what(), HasSubstr("rank 1 has not announced a wait for it"));  // the same first cause
           EXPECT_TRUE(g.quiesce(10s));
         }
         r.meet("all know");
@@ -726,8 +726,8 @@ TEST_F(Nccl, FailedFunctionsAreNamed) {
   fails("cudaEventQuery: unspecified launch failure");
 }
 
-// The last rank to leave ends the communicators in peace; a rank that waits for one that has left gets an
-// error.
+// The last rank to leave ends the communicators without an error. A rank that waits for one that has left
+// gets an error.
 TEST_F(Nccl, WhoLeavesIsNamed) {
   run_ranks(Ranks::threads, 2, [&](Rank& r) {
     std::optional<ProcessGroup> g = group(r);
@@ -826,7 +826,7 @@ TEST_F(Nccl, MoreCommunicatorsThanQueuesAreNamedAtTheDeadline) {
       200ms);
 }
 
-// A store whose process is stopped answers nobody, and who asks it without a limit waits for half a minute.
+// A store whose process is stopped answers nobody. A request without a limit waits for half a minute.
 std::shared_ptr<Store> stopped_store(std::shared_ptr<Store> store, const std::atomic<bool>& stopped) {
   return std::make_shared<ObservedStore>(
       std::move(store), [&stopped](StoreRequest, std::string_view, Deadline deadline) {
@@ -836,8 +836,8 @@ std::shared_ptr<Store> stopped_store(std::shared_ptr<Store> store, const std::at
       });
 }
 
-// Then an error is due at the deadline and little more, other threads of the rank get on meanwhile, and
-// leaving takes no longer than it would.
+// Then an error is due at the deadline or a little later, other threads of the rank continue meanwhile, and
+// leaving takes no longer than otherwise.
 TEST_F(Nccl, AStoppedStoreHoldsNobodyUp) {
   run_ranks(Ranks::threads, 2, [&](Rank& r) {
     std::atomic<bool> stopped{false};
@@ -861,7 +861,8 @@ TEST_F(Nccl, AStoppedStoreHoldsNobodyUp) {
         EXPECT_FALSE(send.done());
         EXPECT_LT(Clock::now() - asked, 300ms);
       });
-      // At every moment: warnings and the deadline ask who is missing, and the failure must be reported.
+      // At every moment: warnings and the deadline ask which ranks are missing, and the failure must be
+      // reported.
       std::atomic<bool> over{false};
       Duration longest{};
       std::thread often([&] {
@@ -880,7 +881,7 @@ TEST_F(Nccl, AStoppedStoreHoldsNobodyUp) {
       EXPECT_LT(longest, 300ms);
       EXPECT_EQ(e.code(), ErrorCode::timeout);
       EXPECT_THAT(e.what(),
-                  HasSubstr("not finished within 1 s: the Store does not tell which ranks have come"));
+                  HasSubstr("not finished within 1 s: the Store does not say which ranks have arrived"));
       EXPECT_LT(since(), 4s);
       other.join();
       EXPECT_TRUE(g.quiesce(10s));

@@ -101,7 +101,7 @@ TEST_F(Plugins, AGroupMayDetectFewerDeathsThanThePluginSaid) {
   EXPECT_FALSE(group.traits().guarantees.detects_death);
 }
 
-// A plug-in that was built when BackendPlugin ended before `obstacle`, and Backend before ask() and answer():
+// A plug-in that was built when BackendPlugin ended before `obstacle`, and Backend before ask() and answer().
 // weft neither reads nor calls these.
 TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
   Membership m;
@@ -121,7 +121,7 @@ TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
   EXPECT_EQ(backend->probe(0, 0), std::nullopt);
 }
 
-// One that was built before boxes had indices: its exchange, which would not see them, is not called.
+// A plug-in that was built before boxes had indices. Its exchange, which would not see them, is not called.
 TEST_F(Plugins, OneOfTheMinorBeforeIndicesHasNoExchangeOfItsOwn) {
   EXPECT_FALSE(load_backend(context, "minor_five")(alone())->traits().has(Op::exchange));
   EXPECT_FALSE(backend_traits(context, "minor_five").has(Op::exchange));
@@ -144,7 +144,7 @@ TEST_F(Plugins, OneOfTheMinorBeforeScansIsLoaded) {
   EXPECT_EQ(out, (std::vector<float>{1, 1}));
 }
 
-// This also holds for a plug-in that has the name of one of weft's own transports.
+// This is also so for a plug-in that has the name of one of weft's own transports.
 TEST_F(Plugins, OneOfAnOlderMinorMayHaveAKnownName) {
   const TemporaryFolder folder;
   ::setenv("WEFT_BACKEND_PATH", folder.path().c_str(), 1);
@@ -189,13 +189,13 @@ TEST_F(Plugins, AFileThatIsCutShortIsRefused) {
     std::filesystem::copy_file(file("sound"), cut, std::filesystem::copy_options::overwrite_existing);
     std::filesystem::resize_file(cut, static_cast<std::uintmax_t>(bytes));
     expect_error(ErrorCode::unsupported,
-                 cut + ": cannot be loaded: it is cut short: it has " + std::to_string(bytes) +
+                 cut + ": cannot be loaded: it is truncated: it has " + std::to_string(bytes) +
                      " bytes; its segments need more",
                  [&] { load_backend(context, "sound"); });
   }
 }
 
-// A FIFO is not waited for. Found by doctor, too.
+// weft does not wait for a FIFO. Found by doctor, too.
 TEST_F(Plugins, WhatIsNoRegularFileIsRefused) {
   const TemporaryFolder folder;
   ::setenv("WEFT_BACKEND_PATH", folder.path().c_str(), 1);

@@ -1,4 +1,4 @@
-// One allocation of shared memory that several groups use: when one group fails and reclaims its memory,
+// One allocation of shared memory that several groups use. When one group fails and reclaims its memory,
 // calls of the other groups on it stay right.
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -50,8 +50,8 @@ std::int64_t wrong_values(const Tensor& t, int rank) {
   return wrong;
 }
 
-// Group a of ranks 0 and 1, group b of ranks 0 and 2. Rank 1 is stopped inside rank 0's memory, and a fails,
-// while a call of b is in flight that rank 2 has not come to.
+// Group a of ranks 0 and 1, group b of ranks 0 and 2. Rank 1 is stopped while it accesses rank 0's memory,
+// and group a fails. At that moment a call of group b is in flight, which rank 2 has not made.
 void a_fails_while_b_is_in_flight(bool message) {
   RankProcesses ranks(3, [&](Rank& r) {
     TestHooks stops;

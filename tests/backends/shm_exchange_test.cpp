@@ -381,7 +381,7 @@ TEST(ShmExchange, ARankWithoutSharedMemoryForAPairSaysSo) {
         EXPECT_EQ(e.code(), ErrorCode::system);
         EXPECT_THAT(e.what(),
                     testing::HasSubstr("exchange: rank 1 has no " + std::to_string(sizeof(shm::Ring)) +
-                                       " bytes of shared memory for what it sends to rank 0"));
+                                       " bytes of shared memory for the data that it sends to rank 0"));
         r.meet("over");
       },
       small_segments());
@@ -404,9 +404,8 @@ TEST(ShmExchange, ARankThatCannotMapTheMemorySaysSo) {
         }
         const Error e = error_of_exchange(r);
         EXPECT_EQ(e.code(), ErrorCode::system);
-        EXPECT_THAT(e.what(),
-                    testing::HasSubstr("exchange: rank 0 cannot map the segment of rank 1 in which the "
-                                       "memory for what that rank sends to it lies; the log says why"));
+        EXPECT_THAT(e.what(), testing::HasSubstr("exchange: rank 0 cannot map the segment of rank 1 that "
+                                                 "holds the data sent to it; the log says why"));
         r.meet("over");
       },
       small_segments());

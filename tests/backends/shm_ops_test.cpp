@@ -69,8 +69,8 @@ std::string case_name(const testing::TestParamInfo<RandomCase>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Shm, AtRandom, testing::ValuesIn(random_cases()), case_name);
 
-// Hundreds of calls, many in flight, waited for in an order of each rank's own: the ring of arrivals, the
-// staging buffers and the tables of blocks are used over and over, by another operation each time.
+// Hundreds of calls, many in flight, waited for in an order of each rank's own. The ring of arrivals, the
+// staging buffers and the tables of blocks are used again and again, by another operation each time.
 TEST_P(AtRandom, AllOperationsInterleaved) {
   const RandomCase c = GetParam();
   RankOptions options;
@@ -160,8 +160,8 @@ TEST_P(Shm, TheRootOfAScatterRunsAhead) {
   });
 }
 
-// Small, but not tiny: if all memory is shared, no payload travels beside the arrival line; if some is not,
-// all payload does.
+// Small, but not tiny. If all memory is shared, no payload travels with the arrival line. If some is not, all
+// payload does.
 TEST(ShmSmall, CallsAreDoneInPlaceWhereAllShare) {
   if (!kProcesses) GTEST_SKIP() << "all ranks are threads here, whose memory is always shared";
   for (const int n : {2, 3}) {
@@ -221,8 +221,8 @@ TEST_P(Shm, EverythingEmpty) {
   });
 }
 
-// A sum lies in the buffer of a rank that reads it, too, which must not stage its next round over it: many
-// rounds, by more ranks than cores.
+// The sum lies in the staging buffer of a rank that reads it. That rank must copy the sum before it stages
+// its next round there. There are many rounds, by more ranks than cores.
 TEST(ShmStaged, SumsAreCopiedBeforeTheirBufferIsFilledAgain) {
   RankOptions options;
   options.hooks.path = "staged";
@@ -320,7 +320,7 @@ std::size_t region_memory(int n) {
   return 0;
 }
 
-// The pages that are there of the messages from this rank to rank `to`; none: they have no memory.
+// The existing pages of the memory for messages from this rank to rank `to`. None: there is no such memory.
 std::optional<std::size_t> pages_of_pair(Rank& r, int to) {
   constexpr std::size_t kPage = 4096;
   const std::vector<SharedMapping> regions = shared_mappings("region");
@@ -343,7 +343,7 @@ void expect_memory_for_used_pairs_only(Rank& r) {
   constexpr std::size_t kPage = 4096;
   constexpr std::size_t kPair = 9;  // pages of two envelopes and the next one
   const auto n = static_cast<std::size_t>(r.size);
-  // Others wait in a barrier while rank 0 looks.
+  // Others wait in a barrier while rank 0 counts the pages.
   const auto look = [&] {
     r.group().barrier().wait();
     const std::size_t bytes = r.rank == 0 ? region_memory(r.size) : 0;
@@ -411,7 +411,7 @@ TEST(ShmControl, OnlyPairsOfProcessesThatSendTakeMemory) {
   run_ranks(Ranks::processes, kManyPairs, expect_memory_for_used_pairs_only);
 }
 
-// In a process of one thread: makes it see a machine with four memory nodes. Returns false if the system does
+// In a process of one thread, makes it see a machine with four memory nodes. Returns false if the system does
 // not permit that.
 bool pretend_memory_nodes(const std::string& folder) {
   const std::string list = folder + "/online";
@@ -461,7 +461,7 @@ TEST(UsableCores, OfRanksThatAreBoundApartAreAllOfThem) {
   EXPECT_EQ(CoreSet::decode("x4 ?!").encode(), "04");
 }
 
-// Each half of the text names the call of a rank; the rank that did not detect the mismatch comes first.
+// Each half of the text names the call of a rank. The rank that did not detect the mismatch is first.
 void expect_mismatch(int n, const std::function<void(Rank&)>& call, const std::vector<std::string>& parts) {
   run_ranks(kProcesses ? Ranks::processes : Ranks::threads, n, [&](Rank& r) {
     const Error e = error_of([&] {

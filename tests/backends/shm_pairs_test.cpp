@@ -1,5 +1,5 @@
 // The memory of pairs of ranks (PairMemory), for their messages and exchanges: when it is made, where it
-// lies, when it is used again, and what happens where it cannot be had.
+// lies, when it is used again, and what happens if it cannot be allocated.
 #include "backends/shm/pair_memory.hpp"
 
 #include <fmt/format.h>
@@ -119,8 +119,8 @@ TEST(ShmPairs, MemoryForARankThatDiedIsGivenBack) {
   ranks.finish({1});
 }
 
-// Takes the rest of the arena's first segment, so that the memory of a pair lies in a segment that the other
-// rank has not mapped yet.
+// Takes the remaining part of the arena's first segment, so that the memory of a pair lies in a segment that
+// the other rank has not mapped yet.
 RankOptions small_segments() {
   RankOptions options;
   options.context.segment_bytes = std::size_t{1} << 20;
@@ -206,10 +206,8 @@ TEST(ShmPairs, MemoryThatCannotBeMappedFailsTheGroup) {
           if (r.rank == 1) r.group().recv(t, 0).wait();
         });
         EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
-        EXPECT_THAT(
-            e.what(),
-            HasSubstr("message from rank 0 to rank 1: rank 1 cannot map the segment of rank 0 in which the "
-                      "memory for what that rank sends to it lies; the log says why [group"));
+        EXPECT_THAT(e.what(), HasSubstr("message from rank 0 to rank 1: rank 1 cannot map the segment of "
+                                        "rank 0 that holds the data sent to it; the log says why [group"));
         r.meet("told");
       },
       small_segments());
@@ -257,10 +255,9 @@ TEST(ShmPairs, MemoryThatCannotBeHadFailsTheGroup) {
         if (r.rank == 1) r.group().recv(t, 0).wait();
       });
       EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
-      EXPECT_THAT(e.what(),
-                  HasSubstr(fmt::format("message from rank 0 to rank 1: rank 0 has no {} bytes of shared "
-                                        "memory for what it sends to rank 1 [group",
-                                        sizeof(shm::Pair))));
+      EXPECT_THAT(e.what(), HasSubstr(fmt::format("message from rank 0 to rank 1: rank 0 has no {} bytes of "
+                                                  "shared memory for the data that it sends to rank 1 [group",
+                                                  sizeof(shm::Pair))));
       r.meet("told");
     });
     return 0;

@@ -1,6 +1,6 @@
-// WEFT_SINGLE_COPY: the kernel copies between processes. Results have the same bits as with staging; all
-// ranks agree on its use; it is not used, with a log line, if the system forbids it; and its behaviour with a
-// dead, a stopped and a faulty peer.
+// WEFT_SINGLE_COPY: the kernel copies between processes. Results have the same bits as with staging. All
+// ranks agree on its use. It is not used, with a log line, if the system forbids it. Its behaviour with a
+// dead, a stopped and a faulty peer is tested, too.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
@@ -82,8 +82,8 @@ TEST_F(SingleCopies, GiveTheBitsThatStagingGives) {
   }
 }
 
-// The data that a reduction reads from its peers has room in 256 KiB, however many ranks there are, and a
-// group that has not reduced this way has none.
+// The data that a reduction reads from its peers has room in 256 KiB, however many ranks there are. A group
+// that has not reduced in this way has no such memory.
 TEST_F(SingleCopies, TakeLittleMemoryAndAtFirstUse) {
   const Setting push("push");
   run_ranks(Ranks::processes, 12, [](Rank& r) {
@@ -215,7 +215,8 @@ TEST_F(SingleCopies, RanksThatAreSetDifferentlySaySo) {
   });
 }
 
-// One of three ranks must not use it: no rank does, all ranks log the reason once, and the results are right.
+// One of three ranks must not use it. Then no rank does, all ranks log the reason once, and the results are
+// right.
 TEST_F(SingleCopies, AreLeftAloneWhereTheSystemForbidsThem) {
   struct Forbidden {
     unsigned number;
@@ -320,7 +321,7 @@ TEST_F(SingleCopies, MemoryThatIsGoneIsASystemErrorThatNamesItsOwner) {
     });
     EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
     EXPECT_THAT(e.what(), HasSubstr("all_reduce: rank 0 cannot read the memory of rank 1 (process "));
-    EXPECT_THAT(e.what(), HasSubstr("): Bad address; WEFT_SINGLE_COPY=off does without"));
+    EXPECT_THAT(e.what(), HasSubstr("): Bad address; WEFT_SINGLE_COPY=off avoids this"));
     EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(1));
     ::munmap(in, kBytes);
   });
@@ -409,8 +410,8 @@ TEST_F(SingleCopies, MemoryThatTheKernelDoesNotCopyIsStaged) {
   }
 }
 
-// Its row of the promises: true if all have left, false while a stopped rank may still write, which only
-// its end or its return changes. Memory that is shared is still moved out of the way.
+// Its row of the guarantees: true if all have left, false while a stopped rank may still write. Only the end
+// or the return of that rank changes this. Memory that is shared still gets other pages.
 TEST_F(SingleCopies, AStoppedRankHoldsUpQuiesce) {
   EXPECT_FALSE(shm_single_copy_traits().guarantees.quiesces);
   const Setting push("push");
@@ -534,8 +535,8 @@ TEST_F(SingleCopies, ASenderThatWaitsHelps) {
   });
 }
 
-// Messages that both copy, that the receiver alone reads, that are streamed and that are small, both ways at
-// once: a chunk that came too late for its message is nobody else's.
+// Messages that both copy, that the receiver alone reads, that are streamed and that are small, in both
+// directions at once. A chunk that arrived too late for its message belongs to no other message.
 TEST_F(SingleCopies, MessagesOfAllKindsInterleaved) {
   run_ranks(Ranks::processes, 2, [&](Rank& r) {
     const SecretMemory secret(4 << 20);

@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
                          masked(messages_only())}),
     [](const auto& p) { return std::string(p.param.name) + "_" + to_string(p.param.kind); });
 
-// Rank 1 is late for a collective and for a message; ranks 0 and 2 each log it once. Nothing else is logged:
+// Rank 1 is late for a collective and for a message. Ranks 0 and 2 each log it once. Nothing else is logged:
 // nothing by rank 1, nothing about prompt calls, and nothing about calls that wait behind others.
 TEST_P(Stall, TheAbsentRankIsNamedWhileTheOthersWait) {
   if (GetParam().name == std::string("gloo") && !WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
@@ -82,7 +82,7 @@ TEST_P(Stall, TheAbsentRankIsNamedWhileTheOthersWait) {
         second.wait();
         r.meet("first");
         if (apart || r.rank == 0) {
-          // On a loaded machine other ranks may be late, too; but no rank logs the waiting call twice.
+          // On a loaded machine other ranks may be late, too. But no rank logs the waiting call twice.
           const std::vector<std::string> told = lines.take();
           for (const int who : {0, 2})
             if (!apart || r.rank == who) {

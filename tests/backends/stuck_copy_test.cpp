@@ -20,7 +20,7 @@ using testing::HasSubstr;
 
 constexpr std::size_t kBytes = 1 << 20;
 
-// Rank 1 sends memory whose page does not arrive; rank 0 receives it on a separate thread, and calls
+// Rank 1 sends memory whose page does not arrive. Rank 0 receives it on a separate thread, and calls
 // `meanwhile` once that thread is stuck. `after`: when it has come. With Progress::thread the helper thread
 // is stuck, and the Work is destroyed.
 void stuck(const std::function<void(Rank&, ProcessGroup&)>& meanwhile,
@@ -98,8 +98,8 @@ TEST_F(StuckCopy, DoesNotHoldUpACallBeyondItsDeadline) {
         EXPECT_STREQ(e.what(),
                      "barrier: not begun within 0.1 s: all the time another thread of this rank was in the "
                      "middle of a step; if "
-                     "the kernel copies for it, and waits for memory of a peer, WEFT_SINGLE_COPY=off does "
-                     "without [group "
+                     "the kernel copies for it, and waits for memory of a peer, WEFT_SINGLE_COPY=off avoids "
+                     "this [group "
                      "\"g\", rank 0]");
         EXPECT_THAT(error_text([&] { group.probe(1, {.deadline = 100ms}); }),
                     HasSubstr("wait_message: not begun within 0.1 s: all the time"));

@@ -157,7 +157,8 @@ TEST(F16, Edges) {
   EXPECT_EQ(bf16(-0.0f).bits, 0x8000);
 }
 
-// Neither format saturates: what rounds beyond the largest value is a NaN in E4M3, infinity in E5M2.
+// Neither format saturates. A value that rounds beyond the largest value is a NaN in E4M3, and infinity in
+// E5M2.
 TEST(F8, Edges) {
   const float infinity = std::numeric_limits<float>::infinity(),
               nan = std::numeric_limits<float>::quiet_NaN();

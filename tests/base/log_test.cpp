@@ -121,8 +121,8 @@ TEST(Log, CallsItsSinkFromOneThreadAtATimeAndSurvivesIt) {
   EXPECT_EQ(lines.size(), 400u);
 }
 
-// Two threads and the lock of an interpreter, for example: one holds the lock and logs, the other is in the
-// sink and waits for the lock.
+// Two threads and the lock of an interpreter, for example. One thread holds the lock and logs; the other is
+// in the sink and waits for the lock.
 TEST(Log, HoldsNoLockWhileItsSinkRuns) {
   std::mutex users;
   std::atomic<int> in_sink{0};

@@ -81,8 +81,8 @@ TEST(Quickest, OneSlowTryDoesNotCount) {
   EXPECT_EQ(ways.best(kAll), Way::first);
 }
 
-// A row of tries that is interrupted, because its way is possible only now and then, is not begun again at
-// once.
+// If a sequence of tries is interrupted, because its way is possible only from time to time, the next one
+// does not begin at once.
 TEST(Quickest, WhatIsPossibleNowAndThenIsNotTriedForEver) {
   Ways ways;
   constexpr std::array kTwo{Way::first, Way::second};

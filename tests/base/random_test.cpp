@@ -59,7 +59,7 @@ TEST(Random, NumbersAreDistributedAsTheySay) {
     const double v = f;
     m1 += v, m2 += v * v, m4 += v * v * v * v, within += std::abs(v) < 1.0;
   }
-  // Standard errors at this n: mean 0.0016, variance 0.0022, fourth moment 0.015, share 0.0007; five of them
+  // Standard errors at this n: mean 0.0016, variance 0.0022, fourth moment 0.015, share 0.0007. Five of them
   // are allowed.
   EXPECT_NEAR(m1 / n, 0.0, 0.008);
   EXPECT_NEAR(m2 / n, 1.0, 0.011);

@@ -1,5 +1,5 @@
-// Tests which deadlines a late wake-up moves, without a stopped process: a TimedWait that is held too long
-// is one.
+// Tests which deadlines a late wake-up moves, without a stopped process. A TimedWait that is held too long is
+// a late wake-up.
 #include "base/waits/suspension.hpp"
 
 #include <gtest/gtest.h>

@@ -256,7 +256,7 @@ static weft_dl_managed_tensor_versioned dl_versioned;
 #define good_DLManagedTensorVersioned ((const struct DLManagedTensorVersioned*)(const void*)&dl_versioned)
 
 #if LIBRARY_weft_train
-/* No bias; gradients that are not wanted; one rank. */
+/* No bias, gradients that are not requested, one rank. */
 #define null_weft_column_linear_forward_group 1
 #define null_weft_row_linear_backward_group 1
 #define null_weft_column_linear_forward_b 1

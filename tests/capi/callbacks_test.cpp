@@ -313,7 +313,7 @@ TEST_F(Transports, WhatAnAllocatorThrowsIsTheErrorOfTheCall) {
     weft_error error = WEFT_ERROR_INIT;
     EXPECT_EQ(weft_all_reduce(group, &b, &b, nullptr, nullptr, &error), WEFT_SYSTEM);
     EXPECT_THAT(error.text,
-                HasSubstr("bytes of local memory cannot be had: the host's allocator, asked for "));
+                HasSubstr("bytes of local memory cannot be allocated: the host's allocator, asked for "));
     EXPECT_THAT(error.text, HasSubstr(" bytes aligned to 64, threw: no memory today"));
   });
   weft_context_destroy(context_);

@@ -278,7 +278,7 @@ static void test_wrong_arguments(void) {
   CHECK(c == NULL);
   OK(weft_context_create(NULL, &c, &error));
   CHECK_ERROR(weft_free(c, x, &error), bad,
-              "*which weft_alloc of this context has not given, or is freed already");
+              "*which weft_alloc of this context did not allocate, or is freed already");
   OK(weft_alloc(c, 1, &data, &error));
   OK(weft_free(c, data, &error));
   CHECK_ERROR(weft_free(c, data, &error), bad, "*weft_free: data is 0x");
@@ -538,7 +538,7 @@ static void mismatch(rank_args* a) {
 }
 static void test_mismatch(void) { run_ranks(2, mismatch); }
 
-/* In the last call two ranks are roots, which wait for nobody: leaving reports the mismatch. */
+/* In the last call two ranks are roots, which wait for nobody. Leaving reports the mismatch. */
 static void leaves(rank_args* a) {
   float x = (float)a->rank;
   const weft_buffer b = f32(&x, 1);
@@ -575,7 +575,7 @@ static void aborts(rank_args* a) {
 }
 static void test_abort(void) { run_ranks(2, aborts); }
 
-/* Rank 0 leaves; the others continue without it, and destroy the old group before the new one. */
+/* Rank 0 leaves. The others continue without it, and destroy the old group before the new one. */
 static void shrinks(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
   weft_group* rest = NULL;

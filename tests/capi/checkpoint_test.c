@@ -218,8 +218,8 @@ typedef struct {
   double b[3];
   weft_tensor tensors[2];
 } laid_out;
-/* By rows: 0 to 2 on rank 0, 3 and 4 on rank 1; or all of them, if there is one rank. Filled with what
- * rows have. */
+/* By rows: 0 to 2 on rank 0, 3 and 4 on rank 1. If there is one rank, it has all of them. The elements
+ * have the values of the rows. */
 static void lay_out(laid_out* t, rank_args* a, const char* axis, int32_t dim) {
   const int rows = a->size == 1 || dim == 1 ? 5 : a->rank == 0 ? 3 : 2, columns = dim == 1 ? 4 / a->size : 4;
   t->world = join(a, "world", 20000 * MS);
@@ -353,7 +353,7 @@ static void test_arguments(void) {
   CHECK_ERROR(weft_checkpoint_save(folder, NULL, 1, t, 1, NULL, 1, NULL, &error), bad,
               "weft_checkpoint_save: extra is NULL");
   CHECK_ERROR(weft_checkpoint_save(folder, NULL, 1, t, 1, extra, 2, NULL, &error), bad,
-              "weft_checkpoint_save: extra[1].key is \"a\", which stands in the list already");
+              "weft_checkpoint_save: extra[1].key is \"a\", which is in the list already");
   extra[1].key = NULL;
   CHECK_ERROR(weft_checkpoint_save(folder, NULL, 1, t, 1, extra, 2, NULL, &error), bad,
               "weft_checkpoint_save: extra[1].key is NULL");
@@ -380,7 +380,8 @@ static void test_arguments(void) {
   char path[128], text[256];
   FILE* f = fopen(in_folder("latest"), "w");
   CHECK(f != NULL && fputs("step-00000001", f) >= 0 && fclose(f) == 0);
-  snprintf(text, sizeof text, "checkpoint: %s names \"step-00000001\", which is no checkpoint beside it",
+  snprintf(text, sizeof text,
+           "checkpoint: %s names \"step-00000001\", which is no checkpoint in the same folder",
            in_folder("latest"));
   weft_text* at = NULL;
   int64_t step = 0;
@@ -582,7 +583,7 @@ static void whole_tensors(rank_args* a) {
               a->rank == 0
                   ? "weft_gather_full_state: see returned false for \"w\""
                   : "gather_full_state: rank 0 failed: weft_gather_full_state: see returned false for \"w\"; "
-                    "what comes after \"w\" was not moved");
+                    "tensors after \"w\" were not moved");
   CHECK_ERROR(weft_set_full_state(t.mesh, t.tensors, 2, 2, give_whole, NULL, &error), WEFT_BAD_ARGUMENT,
               "set_full_state: root is 2; expected 0 to 1, or -1 for every rank");
   let_go(&t);

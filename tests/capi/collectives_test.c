@@ -252,7 +252,7 @@ static void sources_of_several(rank_args* a) {
   CHECK_ERROR(weft_work_sources(work, NULL, 2, &count, &error), WEFT_BAD_ARGUMENT,
               "weft_work_sources: sources is NULL");
   CHECK_ERROR(weft_work_source(work, &source, &error), WEFT_BAD_ARGUMENT,
-              "source: the Work is of coalesced calls; expected one recv, or ask sources()");
+              "source: the Work is of coalesced calls; expected one recv, or call sources()");
   weft_work_destroy(work);
 
   OK(weft_send_recv(group, &in, next, &first, WEFT_ANY_SOURCE, NULL, &work, &error));
@@ -266,7 +266,7 @@ static void sources_of_several(rank_args* a) {
   CHECK_ERROR(weft_work_source(work, &source, &error), WEFT_BAD_ARGUMENT,
               "source: the Work is of no recv, or of one that has failed; expected one that is done");
   CHECK_ERROR(weft_work_sources(work, sources, 2, &count, &error), WEFT_BAD_ARGUMENT,
-              "sources: the Work is not of coalesced calls, or of some that have failed; ask source()");
+              "sources: the Work is not of coalesced calls, or of some that have failed; call source()");
   weft_work_destroy(work);
 
   OK(weft_recv(group, &first, WEFT_ANY_SOURCE, &tagged, &work, &error));
@@ -406,8 +406,9 @@ static void test_users_function(void) {
   run_ranks(3, users_function);
 }
 
-/* A reduction of single elements, between which calls may be cut: each is a map x -> a x + b of numbers below
- * a prime, and to combine two is to apply the left one first. It is associative, and not commutative. */
+/* A reduction of single elements, between which calls may be cut. Each element is a map x -> a x + b of
+ * numbers below a prime. To combine two is to apply the left one first. It is associative, but not
+ * commutative. */
 enum { PRIME = 65521 };
 static int the_maps; /* what the function is handed */
 static int64_t map_of(int64_t a, int64_t b) { return a << 32 | b; }
@@ -627,14 +628,12 @@ static void persistent(rank_args* a) {
       "*all_reduce: the group of this persistent call has ended: its handle was destroyed, or has left it "
       "[group \"world\", rank ");
   weft_group_destroy(group);
-  CHECK_ERROR(
-      weft_persistent_start(reduce, NULL, &error), WEFT_BAD_ARGUMENT,
-      "weft_persistent_start: the weft_group that persistent was made for was destroyed; expected one that "
-      "lives");
-  CHECK_ERROR(
-      weft_persistent_start_all(&reduce, 1, NULL, &error), WEFT_BAD_ARGUMENT,
-      "weft_persistent_start_all: the weft_group that calls[0] was made for was destroyed; expected one "
-      "that lives");
+  CHECK_ERROR(weft_persistent_start(reduce, NULL, &error), WEFT_BAD_ARGUMENT,
+              "weft_persistent_start: the weft_group that persistent was made for was destroyed; expected "
+              "one that exists");
+  CHECK_ERROR(weft_persistent_start_all(&reduce, 1, NULL, &error), WEFT_BAD_ARGUMENT,
+              "weft_persistent_start_all: the weft_group that calls[0] was made for was destroyed; expected "
+              "one that exists");
   weft_persistent_destroy(reduce);
   weft_persistent_destroy(wait_for_all);
   weft_persistent_destroy(NULL);
@@ -648,10 +647,9 @@ static void persistent(rank_args* a) {
   OK(weft_work_wait(kept, &error));
   weft_group_destroy(group);
   weft_work* refused = NULL;
-  CHECK_ERROR(
-      weft_persistent_start(wait_for_all, &refused, &error), WEFT_BAD_ARGUMENT,
-      "weft_persistent_start: the weft_group that persistent was made for was destroyed; expected one that "
-      "lives");
+  CHECK_ERROR(weft_persistent_start(wait_for_all, &refused, &error), WEFT_BAD_ARGUMENT,
+              "weft_persistent_start: the weft_group that persistent was made for was destroyed; expected "
+              "one that exists");
   CHECK(refused == NULL);
   weft_work_destroy(kept);
   weft_persistent_destroy(wait_for_all);
@@ -715,9 +713,10 @@ static void test_refused(void) {
 
   weft_call_options o = WEFT_CALL_OPTIONS_INIT;
   o.reduce_op = WEFT_USER;
-  CHECK_ERROR(weft_all_reduce(g, &in, &out, &o, NULL, &error), bad,
-              "weft_all_reduce: options->reduction is NULL; expected what weft_reduction_create made, since "
-              "reduce_op is WEFT_USER");
+  CHECK_ERROR(
+      weft_all_reduce(g, &in, &out, &o, NULL, &error), bad,
+      "weft_all_reduce: options->reduction is NULL; expected a result of weft_reduction_create, since "
+      "reduce_op is WEFT_USER");
   weft_reduction* r = NULL;
   CHECK_ERROR(weft_reduction_create(NULL, keep_ends, NULL, NULL, &r, &error), bad,
               "weft_reduction_create: name is NULL");
@@ -756,7 +755,7 @@ static void test_refused(void) {
               "*weft_coalesced: calls[1]: op is 0; expected 1 (all_reduce) to ");
   calls[1].op = WEFT_OP_WAIT_MESSAGE;
   CHECK_ERROR(weft_submit(g, &calls[1], &w, &error), bad,
-              "weft_submit: call: op is wait_message, whose answer a weft_call has no place for; call "
+              "weft_submit: call: op is wait_message, and a weft_call cannot hold its answer; call "
               "weft_wait_message");
   calls[1].op = 99;
   CHECK_ERROR(weft_coalesced(g, calls, 2, &w, &error), bad, "*calls[1]: op is 99; expected 1 (all_reduce)");
@@ -785,7 +784,7 @@ static void test_refused(void) {
   calls[1].op = WEFT_OP_WAIT_MESSAGE;
   CHECK_ERROR(
       weft_persistent_create(g, &calls[1], &p, &error), bad,
-      "weft_persistent_create: call: op is wait_message, whose answer a weft_call has no place for; call "
+      "weft_persistent_create: call: op is wait_message, and a weft_call cannot hold its answer; call "
       "weft_wait_message");
   CHECK(p == NULL);
 

@@ -252,7 +252,7 @@ static void test_capsules(void) {
   OK(weft_buffer_from_dlpack_versioned(opaque, false, &b, &error));
   CHECK_ERROR(
       weft_buffer_from_dlpack_versioned(opaque, true, &b, &error), bad,
-      "weft_buffer_from_dlpack_versioned: the tensor is read-only, and will be written; hand in a copy");
+      "weft_buffer_from_dlpack_versioned: the tensor is read-only, but the call writes it; pass a copy");
   m.version.major = 2;
   CHECK_ERROR(weft_buffer_from_dlpack_versioned(opaque, false, &b, &error), WEFT_UNSUPPORTED,
               "weft_buffer_from_dlpack_versioned: the tensor is of DLPack 2.9; expected 1.x");

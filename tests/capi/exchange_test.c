@@ -14,8 +14,8 @@ static weft_group* join_over(rank_args* a, const char* backend) {
   return group;
 }
 
-/* Each rank sends column 3 of `cells`, and the last two of `more`, to the next one of the ring, where they
- * become column 0, and the first two. */
+/* Each rank sends column 3 of `cells`, and the last two columns of `more`, to the next rank of the ring.
+ * There they become column 0, and the first two columns. */
 static const int64_t column[] = {ROWS, 1}, along[] = {COLUMNS, 1}, two[] = {2};
 static const weft_exchange_box ring_sent[] = {{0, 2, 3, column, along, NULL},
                                               {1, 1, MORE - 2, two, NULL, NULL}},
@@ -155,8 +155,8 @@ static void other_counts(rank_args* a) {
   weft_group_destroy(group);
 }
 
-/* Rows of an array (nodes, 3) by their numbers, to ghosts behind the nodes, and back, added; on the way back
- * one node gets two of them. */
+/* Rows of an array (nodes, 3) by their numbers are sent to ghosts behind the nodes, and back, where they
+ * are added. On the way back one node gets two of them. */
 static void nodes(rank_args* a) {
   enum { NODES = 10, GHOSTS = 4 };
   weft_group* group = join_over(a, backend);
@@ -209,7 +209,7 @@ static void ends(rank_args* a) {
   CHECK_ERROR(weft_persistent_exchange_start(exchange, m.fields, m.fields, 2, NULL, NULL, &error),
               WEFT_BAD_ARGUMENT,
               "weft_persistent_exchange_start: the weft_group that exchange was made for was destroyed; "
-              "expected one that lives");
+              "expected one that exists");
   weft_persistent_exchange_destroy(exchange);
   weft_persistent_exchange_destroy(NULL);
 }
@@ -276,10 +276,10 @@ static void refused(rank_args* a) {
   const weft_exchange_box again = {1, 1, 0, two, NULL, twice};
   const weft_exchange_part both = {0, 1, &again};
   REFUSED(plan.receives = &both, bad,
-          "*exchange: box 0 of what is received from rank 0: its indices name element 1 of the field twice; "
+          "*exchange: box 0 of the data received from rank 0: its indices name element 1 of the field twice; "
           "expected "
           "each once");
-  REFUSED(plan.sends = &far, bad, "*exchange: box 0 of what is sent to rank 0: field is 2; expected 0 to 1");
+  REFUSED(plan.sends = &far, bad, "*exchange: box 0 of the data sent to rank 0: field is 2; expected 0 to 1");
   REFUSED((plan.sends = &nobody, plan.name = "ghosts"), bad,
           "*ghosts: sends[0].peer is 1; expected 0 to 0 (group size 1)");
   OK(weft_persistent_exchange_create(group, &good, &x, &error));
@@ -312,7 +312,7 @@ static void refused(rank_args* a) {
   other[1] = (weft_buffer){m.more + 1, MORE - 1, WEFT_I32, WEFT_CPU}; /* a part of what is sent */
   CHECK_ERROR(weft_persistent_exchange_start(x, m.fields, other, 2, NULL, NULL, &error), bad,
               "*exchange: a box of out of field 1 that is received and a box of in of field 1 that is sent "
-              "overlap; expected apart");
+              "overlap; expected disjoint memory");
   weft_persistent_exchange_destroy(x);
   /* A box that begins before its field. */
   x = NULL;

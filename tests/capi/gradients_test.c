@@ -1,5 +1,6 @@
 /* Gradients of a program's own from C: averaged, synchronised, measured, clipped, reduced in buckets;
- * samples. Results against numbers worked out here, on 2 and 4 ranks; every refused argument. */
+ * samples. Results are compared with numbers that were computed by hand, on 2 and 4 ranks. Every refused
+ * argument is tested, too. */
 #include "support.h"
 
 #include <math.h>
@@ -97,7 +98,7 @@ static void test_a_step(void) {
   run_ranks(4, a_step);
 }
 
-/* The same in one call, over all axes: what is partial on both is summed over both. */
+/* The same in one call, over all axes. A gradient that is partial on both is summed over both. */
 static void a_step_at_once(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh *mesh = mesh_of(world, 2), *dp = along(mesh, "dp"), *tp = along(mesh, "tp");
@@ -230,9 +231,9 @@ enum { LARGE = 500 };
 static const weft_reducer_entry entries[] = {
     {"large", LARGE, WEFT_F32, WEFT_SUM}, {"small", 3, WEFT_F32, WEFT_SUM}, {"mean", 2, WEFT_F64, WEFT_AVG}};
 
-/* "large" is reduced in the program's memory, "small" copied from it and back, "mean" lies in its slot. Each
- * step has two micro-batches, of which rank r adds (r + 1) * (step + 1) each time; memory of "large" is
- * another one in each step. */
+/* "large" is reduced in the program's memory, "small" is copied from it and back, "mean" lies in its slot.
+ * Each step has two micro-batches, in each of which rank r adds (r + 1) * (step + 1). The memory of
+ * "large" is another one in each step. */
 static void in_buckets(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh* mesh = mesh_of(world, 2);
@@ -343,10 +344,11 @@ static void bucket_hooks(rank_args* a) {
   own_reduction own = {over, {NULL, NULL, NULL}, 0, 0, -1};
   const weft_bucket_hook hook = {"own", NULL, end_own, &own};
   options.hook = hook;
-  CHECK_ERROR(weft_reducer_create(mesh, entries, 3, &options, &r, &error), WEFT_BAD_ARGUMENT,
-              "weft_reducer_create: options->compression is 1 (WEFT_BUCKETS_BF16) beside the hook \"own\"; "
-              "expected one "
-              "of them");
+  CHECK_ERROR(
+      weft_reducer_create(mesh, entries, 3, &options, &r, &error), WEFT_BAD_ARGUMENT,
+      "weft_reducer_create: options->compression is 1 (WEFT_BUCKETS_BF16) together with the hook \"own\"; "
+      "expected one "
+      "of them");
   options.compression = 2;
   CHECK_ERROR(weft_reducer_create(mesh, entries, 3, &options, &r, &error), WEFT_BAD_ARGUMENT,
               "weft_reducer_create: options->compression is 2; expected 0 (WEFT_BUCKETS_AS_THEY_ARE) or 1 "
@@ -395,7 +397,7 @@ static void bucket_hooks(rank_args* a) {
 }
 static void test_bucket_hooks(void) { run_ranks(2, bucket_hooks); }
 
-/* A gradient that nobody made ready on rank 1; other entries on rank 1; calls in the wrong order. */
+/* A gradient that is not ready on rank 1, other entries on rank 1, and calls in the wrong order. */
 static void bucket_errors(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh* mesh = mesh_of(world, 2);
@@ -407,18 +409,18 @@ static void bucket_errors(rank_args* a) {
   for (int32_t i = 0; i < 3; ++i)
     if (a->rank == 0 || i != 1) OK(weft_reducer_ready(r, i, &error));
   CHECK_ERROR(weft_reducer_finish(r, &error), WEFT_BAD_ARGUMENT,
-              "*bucket_reducer: nobody made ready \"small\" on dp,tp rank 1");
+              "*bucket_reducer: ready() was not called for \"small\" on dp,tp rank 1");
   CHECK_ERROR(weft_reducer_end_no_sync(r, &error), WEFT_BAD_ARGUMENT,
               "weft_reducer_end_no_sync: no weft_reducer_begin_no_sync came before it");
   OK(weft_reducer_begin_no_sync(r, &error));
   CHECK_ERROR(weft_reducer_finish(r, &error), WEFT_BAD_ARGUMENT,
-              "bucket_reducer: finish() inside no_sync(); the last pass before it comes after that scope");
+              "bucket_reducer: finish() inside no_sync(); end that scope before the last pass");
   OK(weft_reducer_end_no_sync(r, &error));
   OK(weft_reducer_ready(r, 0, &error));
   CHECK_ERROR(weft_reducer_ready(r, 0, &error), WEFT_BAD_ARGUMENT,
-              "bucket_reducer: \"large\" is ready twice; finish() comes between two steps");
+              "bucket_reducer: \"large\" is ready twice; call finish() between two steps");
   CHECK_ERROR(weft_reducer_begin_no_sync(r, &error), WEFT_BAD_ARGUMENT,
-              "bucket_reducer: no_sync() after \"large\" became ready; finish() comes first");
+              "bucket_reducer: no_sync() after \"large\" became ready; call finish() first");
   weft_reducer_destroy(r);
 
   options.unused = WEFT_UNUSED_ZEROS;
@@ -446,8 +448,8 @@ static void test_bucket_errors(void) { run_ranks(2, bucket_errors); }
 
 static weft_context* context;
 
-/* Two rounds of 10 samples, 5 a step: each sample once in a round; parts of the data ranks in order make the
- * batch that one rank would read, and tensor ranks read alike. */
+/* Two rounds of 10 samples, 5 a step. Each sample occurs once in a round. Parts of the data ranks in order
+ * make the batch that one rank would read, and tensor ranks read the same samples. */
 static void test_samples(void) {
   int64_t alone[4][5], parts[4][5], offset = -1, count = -1;
   const weft_mesh_axis one[] = {{"dp", 1}}, four[] = {{"dp", 2}, {"tp", 2}};

@@ -244,7 +244,7 @@ static void broadcasts(rank_args* a) {
   w.garbage = true;
   char text[160];
   snprintf(text, sizeof text,
-           "weft_group_create_by_broadcast: broadcast brought bytes of nobody to rank %d; expected those of "
+           "weft_group_create_by_broadcast: broadcast copied bytes of nobody to rank %d; expected those of "
            "rank 0, "
            "of weft " WEFT_VERSION,
            a->rank);

@@ -53,7 +53,7 @@ TEST(Handles, ThatAreLentAreLeftAlone) {
   apple.lend();
   testing::internal::CaptureStderr();
   EXPECT_FALSE(retire("weft_eat", &apple, "fruit", Apple::kKind));
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("weft_eat: fruit is lent: its owner destroys it"),
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("weft_eat: fruit is borrowed: its owner destroys it"),
             std::string::npos);
   EXPECT_TRUE(is_alive(&apple, Apple::kKind));
 }
@@ -75,7 +75,7 @@ TEST(Handles, MayBeMany) {
   for (std::size_t i = 0; i < kMany; i += 3) ASSERT_TRUE(is_alive(apples[i].get(), Apple::kKind));
 }
 
-// Threads make and destroy their own while they look at one that they share; the table grows under them.
+// Threads make and destroy their own handles while they query one that they share. The table grows meanwhile.
 TEST(Handles, OfSeveralThreads) {
   constexpr int kThreads = 4, kRounds = 20, kEach = 3000;
   const Pear shared;
@@ -96,7 +96,7 @@ TEST(Handles, OfSeveralThreads) {
   EXPECT_TRUE(is_alive(&shared));
 }
 
-// If two threads destroy one handle, one does it; the other one reads none of its memory.
+// If two threads destroy one handle, one does it. The other reads none of its memory.
 TEST(Handles, AreDestroyedByOneOfTwoThreads) {
   constexpr int kApples = 100;
   std::vector<Apple*> apples;

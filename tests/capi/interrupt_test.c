@@ -57,7 +57,7 @@ static void a_group(weft_context* context, void* (*raiser)(void*)) {
   CHECK(weft_group_create(context, store, 0, 2, &options, &group, &said) == WEFT_ABORTED);
   CHECK(said.code == WEFT_ABORTED && said.rank_count == 1 && said.ranks[0] == 0 && group == NULL);
   CHECK(strstr(said.text, "rank 0 was interrupted while it was made [rank 0]") != NULL);
-  /* It interrupts only once: the next failing call fails for its own reason. */
+  /* It interrupts only once. The next failing call fails for its own reason. */
   CHECK_ERROR(weft_group_create(context, store, 2, 2, &options, &group, &error), WEFT_BAD_ARGUMENT,
               "*rank is 2");
   end(thread);
@@ -85,8 +85,8 @@ static void a_store(void) {
   end(thread);
 }
 
-/* Rank 0 waits for rank 1 in a call; with a limit the call stays in flight, without one the group fails on
- * both. */
+/* Rank 0 waits for rank 1 in a call. With a limit the call stays in flight. Without a limit the group
+ * fails on both. */
 static void a_call(rank_args* a) {
   weft_group* group = NULL;
   weft_work* work = NULL;

@@ -192,7 +192,7 @@ static void test_every_pair(void) {
   run_ranks(4, every_pair);
 }
 
-/* Two in flight at once; in place; what is left unfinished. */
+/* Two transfers in flight at once, transfers in place, and unfinished transfers. */
 static void transfers(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
   weft_mesh* mesh = mesh_of(world, 2);
@@ -250,7 +250,7 @@ static void replicas(rank_args* a) {
                "check_replicas: \"w\" is Replicate on tp=2, but on dp,tp ranks 2, 3 it has other bits") ==
         e.text);
   CHECK(e.rank_count == 2 && e.ranks[0] == 2 && e.ranks[1] == 3);
-  /* Only one rank has another tensor, or a tensor that does not fit: all ranks get the error. */
+  /* Only one rank has another tensor, or a tensor that does not fit. All ranks get the error. */
   weft_tensor one = tensors[0];
   if (a->rank == 1) one.data.count = 2;
   CHECK_ERROR(weft_check_replicas(&one, 1, mesh, &error), WEFT_LAYOUT,
@@ -399,7 +399,7 @@ static void test_wrong_arguments(void) {
           "(WEFT_LOGICAL_XOR), and "
           "not WEFT_PREMUL_SUM");
   REFUSED(weft_layout_create(planned, twice, 2, four, 2, &to, &error),
-          "weft_layout_create: placements[1].axis is \"dp\", which stands in the list already");
+          "weft_layout_create: placements[1].axis is \"dp\", which is in the list already");
   CHECK_ERROR(weft_layout_create(planned, deep, 1, four, 2, &to, &error), WEFT_LAYOUT,
               "layout: Shard(2) on dp; the tensor (4, 4) has dimensions 0 to 1");
   CHECK_ERROR(weft_layout_create(planned, NULL, 0, negative, 2, &to, &error), WEFT_LAYOUT,
@@ -414,7 +414,7 @@ static void test_wrong_arguments(void) {
   CHECK_ERROR(weft_layout_shard_inside(l, planned, 5, &to, &error), WEFT_LAYOUT,
               "layout: Shard(5) on dp; the tensor (4, 4) has dimensions 0 to 1");
   CHECK_ERROR(weft_layout_nested(l, names, 2, &to, &error), WEFT_LAYOUT,
-              "layout: axis \"dp\" stands twice in a nesting");
+              "layout: axis \"dp\" is given twice in a nesting");
   REFUSED(weft_layout_nested(l, names, -1, &to, &error),
           "weft_layout_nested: axis_count is -1; expected 0 or more");
   CHECK_ERROR(
@@ -454,7 +454,7 @@ static void test_wrong_arguments(void) {
           "redistribute: out is f64; expected f32 as in");
   REFUSED(weft_redistribute(&b, all, &none, l, NULL, NULL, &error), "redistribute: out has no memory");
   REFUSED(weft_redistribute(&b, all, &inside, l, NULL, NULL, &error),
-          "redistribute: in and out overlap; expected apart, or beginning at the same address");
+          "redistribute: in and out overlap; expected disjoint memory, or the same first address");
   CHECK_ERROR(weft_redistribute(&half, l, &b, all, NULL, NULL, &error), WEFT_UNSUPPORTED,
               "mesh: dp=2 x tp=2 is arithmetic only; without a process group it cannot communicate");
   REFUSED(weft_check_replicas(&t, 1, planned, &error),

@@ -215,20 +215,20 @@ static void test_wrong_arguments(void) {
   REFUSED(weft_mesh_create(group, NULL, 0, &m, &error), "mesh: no axes");
   REFUSED(weft_mesh_create(group, two, 1, &m, &error), "mesh: dp=2 = 2 ranks; the group has 1");
   REFUSED(weft_mesh_create_arithmetic(context, open, 1, 0, &m, &error),
-          "mesh: axis \"dp\" has no size, and there is no group to work it out from");
+          "mesh: axis \"dp\" has no size, and there is no group from which to compute it");
   REFUSED(weft_mesh_create_arithmetic(context, two, 1, 2, &m, &error),
           "mesh: rank 2; expected 0 to 1 (dp=2)");
   REFUSED(weft_mesh_along(planned, none, 1, &m, &error), "mesh: no axis \"pp\" in dp=2 x tp=3");
-  REFUSED(weft_mesh_along(planned, twice, 2, &m, &error), "mesh: axis \"tp\" is asked for twice");
+  REFUSED(weft_mesh_along(planned, twice, 2, &m, &error), "mesh: axis \"tp\" is requested twice");
   REFUSED(weft_mesh_along(planned, NULL, 0, &m, &error),
-          "mesh: a sub-mesh of no axes was asked for, of dp=2 x tp=3");
+          "mesh: a sub-mesh without axes was requested, of dp=2 x tp=3");
   REFUSED(weft_mesh_along(planned, none, -2, &m, &error),
           "weft_mesh_along: axis_count is -2; expected 0 or more");
   REFUSED(weft_mesh_flatten(planned, "", &m, &error), "*an axis without a name");
   REFUSED(weft_mesh_unflatten(planned, "tp", five, 1, &m, &error),
-          "mesh: tp=3 cannot be seen as a=5 = 5 ranks");
+          "mesh: tp=3 cannot be divided into a=5 = 5 ranks");
   REFUSED(weft_mesh_unflatten(tp, "tp", five, 1, &m, &error),
-          "mesh: unflatten of tp=3, a part of dp=2 x tp=3; only the root can be seen otherwise");
+          "mesh: unflatten of tp=3, a part of dp=2 x tp=3; only a root can be divided anew");
   REFUSED(weft_mesh_unflatten(planned, "tp", five, -1, &m, &error),
           "weft_mesh_unflatten: part_count is -1; expected 0 or more");
   REFUSED(weft_mesh_get_axis(planned, 2, &axis, &error), "mesh: axis 2; expected 0 to 1 (dp=2 x tp=3)");

@@ -152,7 +152,7 @@ struct Ended {
   std::string said;
 };
 
-// A child in which both ranks destroy their objects in this order; none: in the reverse of their making.
+// A child in which both ranks destroy their objects in this order. None: in the reverse of their making.
 // `kinds`: a file for their names.
 class Run {
  public:
@@ -245,7 +245,7 @@ TEST(OrderInCpp, AMeshSaysThatItsGroupIsGone) {
   EXPECT_EQ(mesh["dp"].group().size(), 1);
   const std::string gone =
       "bad_argument: mesh: the group that dp=1 was made of, and borrows, was destroyed, moved from or left; "
-      "expected it to outlive the mesh, or to be given to it (std::move)";
+      "expected it to exist longer than the mesh, or to be moved into it (std::move)";
   ProcessGroup moved = std::move(*group);
   EXPECT_EQ(error_text([&] { mesh["dp"].group(); }), gone);
   const DeviceMesh second(moved, {{"dp", 1}});

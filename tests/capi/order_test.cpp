@@ -212,14 +212,14 @@ class Rank {
                      in_ = four_, never_ = four_, exchanged_ = two_, shard_ = two_, full_ = four_;
 };
 
-// Destroys one handle last: the others in the order in which they were made, or the other way round. Gives
-// the names of all.
+// Destroys one handle last. The others are destroyed in the order in which they were made, or in the reverse
+// order. Gives the names of all.
 std::vector<std::string> destroy_last(std::size_t last, bool reversed) {
   const test::TemporaryFolder folder;
   weft_store* store = nullptr;
   EXPECT_EQ(weft_store_create_local(&store, nullptr), WEFT_OK);
   std::vector<std::string> names;
-  // A rank that destroys a call in flight fails the group; before that the other rank has begun all of its
+  // A rank that destroys a call in flight fails the group. Before that the other rank has begun all of its
   // calls.
   std::latch begun(2);
   const auto rank = [&](int r) {

@@ -2,7 +2,7 @@
 #include "support.h"
 
 enum { TENSORS = 3, ROWS = 7, COLUMNS = 5, MOST = ROWS * COLUMNS };
-/* Uneven; one row more than nothing; fewer rows than ranks. */
+/* Uneven rows, one row more than nothing, fewer rows than ranks. */
 static const int64_t shapes[TENSORS][2] = {{ROWS, COLUMNS}, {1, 3}, {2, 2}};
 static const char* const names[TENSORS] = {"w", "one", "two"};
 

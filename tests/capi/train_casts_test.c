@@ -34,7 +34,7 @@ static void cast_and_back(rank_args* a) {
   CHECK(codes[0] == 0x7e && codes[2] == 0x80);
   CHECK(values[0] == 448 && values[1] == 16 && values[3] == 384 && values[4] == -192 && values[5] == 0);
 
-  /* Each rank has a part: the largest magnitude of the whole is the largest of the parts. */
+  /* Each rank has a part. The largest magnitude of the whole is the largest of the parts. */
   for (int i = 0; i < 6; ++i) x[i] = (float)(a->rank == a->size - 1 ? -9 : a->rank);
   OK(weft_float8_amax(compute, &of_x, WEFT_SCALE_OF_TENSOR, &by_tensor, &error));
   {

@@ -86,7 +86,7 @@ static tensor numbers(int which, int a, int b, int c, int d) {
   for (int i = 0; i < count(&t); ++i) set(&t, i, (float)((i * 7 + i / 3 * 2 + which) % 3 - 1));
   return t;
 }
-/* One layer: y = w x + b; then dx = w^T dy, dw and db, which are all 0 before. */
+/* One layer: y = w x + b. Then dx = w^T dy, dw and db, which are all 0 before. */
 static void forward(const tensor* x, const tensor* w, const tensor* b, tensor* y) {
   for (int n = 0; n < BATCH; ++n)
     for (int o = 0; o < w->shape[0]; ++o)
@@ -264,7 +264,7 @@ static void of_dlpack(void) {
   OK(VERSIONED(false));
   CHECK_ERROR(
       VERSIONED(true), WEFT_BAD_ARGUMENT,
-      "weft_maps_from_dlpack_versioned: the tensor is read-only, and will be written; hand in a copy");
+      "weft_maps_from_dlpack_versioned: the tensor is read-only, but the call writes it; pass a copy");
   versioned.version.major = 2;
   CHECK_ERROR(VERSIONED(false), WEFT_UNSUPPORTED,
               "weft_maps_from_dlpack_versioned: the tensor is of DLPack 2.1; expected 1.x");
@@ -399,7 +399,7 @@ static void refuses(void) {
   REFUSED(weft_row_conv2d_forward(compute, NULL, &of_x, &of_w, &of_b, &of_y, &how, &error),
           "row_conv2d_forward: sequence_dim is 1; expected 0, 2 or 3, as x is (1, 3, 1, 2), or -1: none");
 
-  /* No error and no gradients are wanted; and the context may be destroyed first. */
+  /* No error and no gradients are requested. The context may be destroyed first. */
   weft_context_destroy(context);
   CHECK(weft_row_conv2d_backward(compute, NULL, &of_y, &of_x, &of_w, NULL, NULL, NULL, false, NULL, NULL) ==
         WEFT_OK);

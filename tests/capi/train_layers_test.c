@@ -12,7 +12,7 @@ enum { TOKENS = 6, IN = 12, HIDDEN = 24, OUT = 8, MOST = HIDDEN * IN };
 
 /* ---- Plain loops ---- */
 
-/* Small whole numbers: products and sums are exact, in f32 and here in bf16, too, whatever their order. */
+/* Small whole numbers. Products and sums are exact, in f32 and here in bf16, too, whatever their order. */
 static float number(int tensor, int i) { return (float)((i * 7 + tensor * 3) % 3 - 1); }
 
 static void fill(float* v, int tensor, int count) {
@@ -366,7 +366,7 @@ static void of_dlpack(void) {
   OK(VERSIONED(false));
   CHECK_ERROR(
       VERSIONED(true), WEFT_BAD_ARGUMENT,
-      "weft_matrix_from_dlpack_versioned: the tensor is read-only, and will be written; hand in a copy");
+      "weft_matrix_from_dlpack_versioned: the tensor is read-only, but the call writes it; pass a copy");
   versioned.version.major = 2;
   CHECK_ERROR(VERSIONED(false), WEFT_UNSUPPORTED,
               "weft_matrix_from_dlpack_versioned: the tensor is of DLPack 2.1; expected 1.x");
@@ -553,7 +553,7 @@ static void refuses(void) {
   REFUSED(weft_row_linear_forward(compute, NULL, &of_x, &of_w, &of_b, &of_y, &how, &error),
           "weft_row_linear_forward: x->rows is 2; expected a multiple of options->batch, which is 4");
 
-  /* No error and no gradients are wanted; and the context may be destroyed first. */
+  /* No error and no gradients are requested. The context may be destroyed first. */
   weft_context_destroy(context);
   CHECK(weft_row_linear_backward(compute, NULL, &of_y, &of_x, &of_w, NULL, NULL, NULL, false, NULL, NULL) ==
         WEFT_OK);

@@ -155,7 +155,8 @@ static void test_divided_parameters(void) {
     form = WEFT_DATA_FSDP;
     run_ranks(2 * tp, train);
     for (int i = 0; i < TRAIN_STEPS; ++i) CHECK(fabs(run.losses[i] - whole[i]) <= 1e-5 * whole[i]);
-    /* Blocks that are kept, or in part, compute the same; gradients that are added up as bf16 nearly so. */
+    /* Blocks that are kept, or kept in part, compute the same. Gradients that are added up as bf16 are
+     * nearly the same. */
     memcpy(whole, run.losses, sizeof whole);
     for (after_forward = WEFT_KEEP; after_forward <= 2; after_forward += 3) {
       run_ranks(2 * tp, train);
@@ -654,7 +655,7 @@ static void train_in_halves(rank_args* a) {
   int64_t steps = 0;
   OK(weft_trainer_steps(trainer, &steps, &error));
   CHECK(steps == TRAIN_STEPS);
-  /* Rates that differ, and one that is none. */
+  /* Rates that differ, and an invalid one. */
   OK(backward(trainer, &p, 0, NULL, &error));
   if (run.dp * run.tp > 1) {
     CHECK_ERROR(weft_trainer_update(trainer, a->rank == 0 ? 0.5 : 0.25, NULL, &error), WEFT_BAD_ARGUMENT,
@@ -667,8 +668,8 @@ static void train_in_halves(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
-/* Averages: begun as the parameters, exchanged with them and back, saved and loaded; and a smoothed loss is
- * another one. */
+/* Averages begin as the parameters, are exchanged with them and back, and are saved and loaded. A smoothed
+ * loss is another one. */
 static void averages(rank_args* a) {
   const weft_transformer_options options = small();
   const parts p = make(a, &options);
@@ -788,8 +789,8 @@ static void other_optimizers(rank_args* a) {
   }
 }
 
-/* A wrong batch for logits on one tensor rank: both ranks get an error at once, and not after their deadline
- * of a minute. */
+/* A wrong batch for logits on one tensor rank. Both ranks get an error at once, and not after their
+ * deadline of a minute. */
 static void logits_of_wrong_ranks(rank_args* a) {
   const weft_transformer_options options = small();
   const parts p = make(a, &options);

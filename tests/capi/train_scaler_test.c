@@ -1,6 +1,6 @@
-/* Loss scaling and conversions from C, on plain arrays: the scale moves as torch's does, all ranks skip a
- * step or none, a run goes on from its text; elements are rounded once, on any number of threads; every
- * refused argument. */
+/* Loss scaling and conversions from C, on plain arrays. The scale moves as torch's does, all ranks skip a
+ * step or none, and a run continues from its text. Elements are rounded once, on any number of threads.
+ * Every refused argument is tested. */
 #define _POSIX_C_SOURCE 200809L /* barriers of pthread */
 #include <math.h>
 
@@ -71,8 +71,8 @@ static void a_run(rank_args* a) {
               "loss_scaler: update() without unscale(); one comes before the other in each step");
   weft_loss_scaler_destroy(again);
 
-  /* A gradient of f16 on one rank: that rank gets the reason, and the others get an error that another rank
-   * failed. */
+  /* A gradient of f16 on one rank. That rank gets the reason, and the others get an error that another
+   * rank failed. */
   uint16_t half[1] = {0x3c00};
   float one[1] = {1};
   const weft_tensor f16 = {"h", {half, 1, WEFT_F16, WEFT_CPU}, NULL, NULL, 0},

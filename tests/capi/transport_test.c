@@ -110,9 +110,10 @@ static void pooled(rank_args* in_common) {
   pthread_barrier_wait(a->meet);
   if (a->rank == 0) the_pool.may_give = 0;
   pthread_barrier_wait(a->meet);
-  CHECK_ERROR(reduce(group, x, 1000, 0, &error), WEFT_SYSTEM,
-              "*all_reduce: 4000 bytes of local memory cannot be had: the host's allocator, asked for 4032 "
-              "bytes aligned to 64, gave none");
+  CHECK_ERROR(
+      reduce(group, x, 1000, 0, &error), WEFT_SYSTEM,
+      "*all_reduce: 4000 bytes of local memory cannot be allocated: the host's allocator, asked for 4032 "
+      "bytes aligned to 64, gave none");
   pthread_barrier_wait(a->meet);
   weft_group_destroy(group);
   weft_context_destroy(own.context);
@@ -128,10 +129,10 @@ static void no_room_for_message(rank_args* in_common) {
   OK(weft_context_create(&options, &own.context, &error));
   weft_group* group = join(a, "pooled", 20000 * MS);
   if (a->rank == 0) {
-    CHECK_ERROR(
-        weft_wait_message(group, 1, NULL, &m, &error), WEFT_SYSTEM,
-        "*storage: 2000 bytes of local memory cannot be had: the host's allocator, asked for 2048 bytes "
-        "aligned to 64, gave none");
+    CHECK_ERROR(weft_wait_message(group, 1, NULL, &m, &error), WEFT_SYSTEM,
+                "*storage: 2000 bytes of local memory cannot be allocated: the host's allocator, asked for "
+                "2048 bytes "
+                "aligned to 64, gave none");
   } else {
     weft_work* work = NULL;
     if (weft_send(group, &in, 0, NULL, &work, NULL) == WEFT_OK) weft_work_wait(work, NULL);
@@ -152,7 +153,7 @@ static void test_allocator(void) {
   CHECK(the_pool.blocks == 0 && the_pool.bytes == 0);
 }
 
-/* More than a queue takes, in both directions at once, and messages for which nobody waits yet. */
+/* More than a queue takes, in both directions at once, and messages for which no rank waits yet. */
 static void large(rank_args* a) {
   enum { COUNT = 50000 };
   weft_group* group = join(a, "large", 20000 * MS);
@@ -411,7 +412,7 @@ static void test_wrong_transports(void) {
               "weft_group_create_over: store is NULL");
   options.backend = "shm";
   CHECK_ERROR(weft_group_create_over(c, &t, NULL, 0, 1, &options, &g, &error), bad,
-              "weft_group_create_over: options->backend is \"shm\"; expected NULL beside a transport");
+              "weft_group_create_over: options->backend is \"shm\"; expected NULL with a transport");
   t.name = "two words";
   CHECK_ERROR(
       weft_group_create_over(c, &t, NULL, 0, 1, NULL, &g, &error), bad,
@@ -447,8 +448,8 @@ int main(int argc, char** argv) {
       {"hangs", test_hangs}, {"open", test_open},
       {"peers", test_peers}, {"wrong_transports", test_wrong_transports},
   };
-  /* All operations. Not "users_function", whose function takes elements in pairs: composed calls may cut
-   * them. */
+  /* All operations. "users_function" is left out, because its function takes elements in pairs and
+   * composed calls may separate a pair. */
   static const char* const operations[] = {"equal_blocks", "blocks",         "messages", "from_any_source",
                                            "min_and_max",  "users_elements", "lists"};
   for (size_t i = 0; argc < 2 && i < LENGTH(operations); ++i) {

@@ -1,6 +1,6 @@
-/* Two copies of libweft in one process, as where two frameworks bring one each: groups side by side, and one
- * group with ranks in both; SIGUSR2, which one of them has; a child made by fork; one copy is unloaded, and
- * the other one goes on.
+/* Two copies of libweft in one process, as if two frameworks bring one each. Groups exist at the same time,
+ * and one group has ranks in both. Also SIGUSR2, which one of them has, and a child made by fork. One copy is
+ * unloaded, and the other continues.
  *
  *   two_libraries_test libweft.so [global]   the first one's symbols are seen by all, as if the program were linked to
  * it */
@@ -73,7 +73,8 @@ static void copy(const char* from, const char* to) {
   CHECK(ferror(in) == 0 && fclose(in) == 0 && fclose(out) == 0);
 }
 
-/* Ranks as threads: each one in a library, and in a group of `size` whose ranks meet in `store`. */
+/* Ranks as threads. Each is in one library, and in a group of `size` whose ranks find each other in
+ * `store`. */
 typedef struct member {
   library* lib;
   weft_store* store;
@@ -161,8 +162,8 @@ static weft_group* alone(const library* l) {
   return group;
 }
 
-/* WEFT_TRACE is set, so the first library that makes a group takes SIGUSR2; the other one says that it has
- * not. */
+/* WEFT_TRACE is set, so the first library that makes a group takes SIGUSR2. The other one logs that it has
+ * not taken it. */
 static void test_signal(void) {
   const struct timespec nap = {0, 5000000};
   weft_group* const of_first = alone(&first);
@@ -177,7 +178,7 @@ static void test_signal(void) {
   CHECK(first_without_signal == 0 && second_without_signal == 1);
 }
 
-/* A handle that the other library made is refused, and none of its memory is read; it is not destroyed
+/* A handle that the other library made is refused, and none of its memory is read. It is not destroyed
  * either. */
 #define NO_LIVE(type) "is no live " type ": it is destroyed, or another libweft made it"
 static void test_foreign_handles(void) {

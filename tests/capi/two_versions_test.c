@@ -39,8 +39,8 @@ typedef struct train_library {
 static const char *weft_file, *train_file, *plugins;
 static char folder[] = "/tmp/weft-versions-XXXXXX";
 
-/* A copy of a library in the folder of this test, with texts replaced: each is a whole string in the file,
- * and the other one is as long and ends in '9'. */
+/* A copy of a library in the folder of this test, with texts replaced. Each text is a whole string in the
+ * file. The new text is as long and ends in '9'. */
 static const char* changed_copy(const char* from, const char* name, const char* const* texts, size_t count) {
   static char path[2][128];
   static int used = 0;
@@ -125,7 +125,7 @@ static void work_with(library* l, const train_library* train) {
   l->weft_group_destroy_(group);
 }
 
-/* The symbols of the first are seen by all of the process, as if the program were linked to it; still the
+/* All of the process sees the symbols of the first library, as if the program were linked to it. Still the
  * second libweft_train calls the libweft that it is linked to. */
 static void test_side_by_side(void) {
   weft_compute* compute = NULL;
@@ -147,7 +147,7 @@ static void test_side_by_side(void) {
   other.weft_context_destroy_(other.context);
 }
 
-/* With two copies of one version, it belongs to the one that was loaded first. */
+/* If there are two copies of one version, it belongs to the one that was loaded first. */
 static void test_train_of_two_copies(void) {
   weft_compute* compute = NULL;
   library one = load(weft_file, RTLD_LOCAL);

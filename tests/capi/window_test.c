@@ -131,7 +131,7 @@ static void together(rank_args* a) {
   }
   windows[1].out = &to;
   CHECK_ERROR(weft_window_start_together(windows, 2, NULL, NULL, &error), WEFT_BAD_ARGUMENT,
-              "window: fields of window 0 and of window 1 overlap; expected apart");
+              "window: fields of window 0 and of window 1 overlap; expected disjoint memory");
   weft_window_destroy(here);
   weft_window_destroy(there);
   weft_halo_destroy(one);

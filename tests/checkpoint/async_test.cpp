@@ -1,4 +1,4 @@
-// Saves in the background: the file has the values of the tensors at the call, the program continues
+// Saves in the background. The file has the values of the tensors at the call, the program continues
 // meanwhile, and errors and kills have the same effects as in a blocking save.
 #include "weft/checkpoint/async.hpp"
 
@@ -124,7 +124,7 @@ TEST(AsyncCheckpoint, TheProgramGoesOnAndWhatIsWrittenIsTheCopy) {
   EXPECT_TRUE(std::filesystem::exists(folder / "step-00000004"));
 }
 
-// One rank alone is still writing.
+// Only one rank is still writing.
 TEST(AsyncCheckpoint, ASaveWhileOneRankWritesIsRefusedOnAll) {
   const test::TemporaryFolder folder;
   std::latch may_write(1);

@@ -1,4 +1,4 @@
-// Saves tensors in any memory, without modules; loads them on the same and on other meshes; tests what is
+// Saves tensors in any memory, without modules. Loads them on the same and on other meshes. Tests what is
 // refused.
 #include "weft/checkpoint/checkpoint.hpp"
 
@@ -155,7 +155,7 @@ TEST(Checkpoint, TensorsAreReadIntoMemoryOfTheirOwn) {
             "bad_argument: save_checkpoint: \"a\" has dtype 77; expected 0 (f64) to 16 (c128)");
 }
 
-// Errors come before anything is written; if only one rank is wrong, all ranks get the error.
+// Errors are thrown before anything is written. If only one rank is wrong, all ranks get the error.
 TEST(Checkpoint, TensorsThatCannotBeSavedAreNamed) {
   const test::TemporaryFolder folder;
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {

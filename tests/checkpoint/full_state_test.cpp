@@ -201,7 +201,7 @@ TEST(FullState, HasNoMoreThanOneTensorWholeInMemory) {
             });
           },
           options);
-      // Each visiting rank holds one global tensor and one part; every other rank holds a copy of its part if
+      // Each visiting rank holds one global tensor and one part. Every other rank holds a copy of its part if
       // that is not contiguous.
       const std::int64_t wholes = root == kEveryRank ? kRanks : 1;
       const std::int64_t limit = wholes * kWhole + kRanks * (kWhole / kRanks) + 64 * 1024;
@@ -225,9 +225,9 @@ TEST(FullState, AnErrorOfOneRankIsOneOfAll) {
     const auto give = [&](std::string_view name, const TensorView& whole) { see(name, whole); };
     const std::string told = "failed: no more paper; ";
     EXPECT_EQ(error_text([&] { gather_full_state(mesh, tensors.views(), 1, see); }),
-              rank.rank == 1 ? "system: no more paper"
-                             : "system: gather_full_state: rank 1 " + told +
-                                   "what comes after \"columns\" was not moved");
+              rank.rank == 1
+                  ? "system: no more paper"
+                  : "system: gather_full_state: rank 1 " + told + "tensors after \"columns\" were not moved");
     EXPECT_EQ(seen, rank.rank == 1 ? 2 : 0);
     EXPECT_EQ(error_text([&] { set_full_state(mesh, tensors.targets(), 0, give); }),
               rank.rank == 0

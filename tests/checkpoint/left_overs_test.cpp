@@ -163,8 +163,8 @@ TEST(WithoutExchange, AStepThatIsThereIsReplaced) {
   EXPECT_TRUE(result.ok()) << test::to_string(result);
 }
 
-// Killed between the two renames: the old one is found, by its step's path, too, and the next save gives it
-// its name.
+// Killed between the two renames. The old folder is found, by its step's path, too, and the next save gives
+// it its name.
 TEST(WithoutExchange, AKillLeavesTheOldOne) {
   const test::TemporaryFolder folder;
   save(folder.path(), 1, 1);
@@ -269,7 +269,7 @@ TEST(WrittenFiles, AnotherUsersFolderIsAWarningOnce) {
   const test::TemporaryFolder folder;
   ASSERT_EQ(::chown(folder.path().c_str(), 65534, 65534), 0);
   const std::string text = "weft warning: [program] save_checkpoint: " + folder.path().string() +
-                           " belongs to user 65534, who may exchange what is saved there\n";
+                           " belongs to user 65534, who may replace what is saved there\n";
   EXPECT_EQ(warnings_of([&] { save(folder.path(), 1, 1); }), text);
   EXPECT_EQ(warnings_of([&] { save(folder.path(), 2, 1); }), "");
 }

@@ -94,7 +94,7 @@ TEST(LoadOfRanks, OneThatFindsNothingIsAnErrorOfAll) {
   });
 }
 
-// A checkpoint that is damaged on one rank, and that the system refuses on the other: both ranks get one code
+// A checkpoint that is damaged on one rank, and that the system refuses on the other. Both ranks get one code
 // and both reasons.
 TEST(LoadOfRanks, TheFirstCauseGivesTheCode) {
   const test::TemporaryFolder folder;
@@ -142,7 +142,7 @@ TEST(SaveOfRanks, ArgumentsThatDifferAreNamed) {
            {});
     expect("4 is extra \"k\" = \"v\"", "missing", 1, run,
            one ? CheckpointExtra() : CheckpointExtra{{"k", "v"}}, {});
-    // Only one rank is wrong; the other does not wait until its deadline.
+    // Only one rank is wrong. The other does not wait until its deadline.
     EXPECT_EQ(error_text([&] { save_checkpoint(run, steps.mesh, one ? -1 : 1, steps.views(1)); }),
               one ? "bad_argument: save_checkpoint: step is -1; expected 0 or more"
                   : "bad_argument: save_checkpoint: rank 1 failed: step is -1; expected 0 or more; " +
@@ -226,7 +226,7 @@ TEST(BesideSaves, AFolderThatIsGoneIsDamage) {
   save_alone(folder.path(), 1);
   std::filesystem::remove_all(folder / "step-00000001");
   const std::string text = "checkpoint: " + (folder / "latest").string() +
-                           " names \"step-00000001\", which is no checkpoint beside it";
+                           " names \"step-00000001\", which is no checkpoint in the same folder";
   EXPECT_EQ(error_text([&] { load_checkpoint(folder.path(), {}, {}); }), "corrupt: " + text);
   EXPECT_EQ(error_text([&] { latest_checkpoint(folder.path()); }), "corrupt: " + text);
   EXPECT_THAT(verify_checkpoint(folder.path()), ::testing::ElementsAre(text));

@@ -128,7 +128,7 @@ TEST_F(Safetensors, ReadsPartsOfATensor) {
   file.read_bytes("w", 40, {});
   EXPECT_THAT(test::error_text(ErrorCode::bad_argument,
                                [&] { file.read_bytes("w", 32, std::as_writable_bytes(std::span(part))); }),
-              HasSubstr("tensor \"w\" has 40 bytes; 12 from byte 32 were asked for"));
+              HasSubstr("tensor \"w\" has 40 bytes; 12 from byte 32 were requested"));
 }
 
 TEST_F(Safetensors, AnEmptyFileOfTensorsIsSound) {
@@ -224,7 +224,7 @@ TEST_F(Safetensors, WaitsForNoFifo) {
 
 TEST_F(Safetensors, NulEndsNoName) {
   EXPECT_EQ(refusal(file_of(R"({"w\u0000x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1)),
-            "the name of a tensor, \"w\", goes on after a NUL");
+            "the name of a tensor, \"w\", continues after a NUL");
   EXPECT_THAT(
       test::error_text(ErrorCode::system,
                        [&] { SafetensorsFile::open((folder_ / "w").string() + std::string("\0x", 2)); }),
@@ -317,7 +317,7 @@ TEST_F(Safetensors, RefusesToWriteNonsense) {
   EXPECT_THAT(write({{"w", every_second}}),
               HasSubstr("tensor \"w\" has strides (2) at shape (2); expected contiguous"));
   EXPECT_THAT(write({{std::string("w\0x", 3), view(values)}}),
-              HasSubstr("the name of a tensor, \"w\", goes on after a NUL"));
+              HasSubstr("the name of a tensor, \"w\", continues after a NUL"));
   EXPECT_THAT(write({{"w", view(values)}}, {{"k", std::string(100'000'000, 'v')}}),
               HasSubstr("the header of 1 tensors has 100000"));
   EXPECT_THAT(write({{"w", view(values)}}, {{"k", "\xff"}}),

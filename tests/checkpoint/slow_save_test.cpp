@@ -1,4 +1,4 @@
-// Ranks that write slowly: a slow disk is no failure, a time-out ends only one save, and files to which a
+// Ranks that write slowly. A slow disk is no failure, a time-out ends only one save, and files to which a
 // late rank still writes stay.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -80,7 +80,7 @@ TEST(SlowSave, ATimeOutEndsOneSaveAlone) {
       mesh.group().barrier().wait();
       EXPECT_EQ(latest_checkpoint(folder.path())->step, step + 1);
     }
-    // One rank gets the error from wait(), the other from save(); the next save is written.
+    // One rank gets the error from wait(), the other from save(). The next save is written.
     saves.save(folder.path(), 5, values.views, {}, late);
     if (rank.rank == 0) {
       EXPECT_THAT(error_text([&] { saves.wait(); }), StartsWith("timeout: the save of step 5"));

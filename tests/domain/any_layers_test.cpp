@@ -142,7 +142,7 @@ void expect_as_serial(Compute& compute, const DeviceMesh& mesh, const Cut& cut, 
   ++done;
 }
 
-// Maps of 1 to 14 rows and columns: some ranks have no part of small maps; if a map is too small, the layer
+// Maps of 1 to 14 rows and columns. Some ranks have no part of small maps. If a map is too small, the layer
 // throws.
 TEST(DomainLayers, OfAnySizesOnAnyMesh) {
   for (const Cut& cut :

@@ -1,5 +1,5 @@
-// A model twice, on one rank and with its maps cut in space: what each rank then has of outputs and
-// gradients, against the whole.
+// A model twice, on one rank and with its maps cut in space. The outputs and gradients that each rank then
+// has are compared with the whole ones.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -106,8 +106,9 @@ inline void expect_as(const Serial& serial, const MakeModule& make, Compute& com
   ASSERT_EQ(got.size(), want.size());
   for (std::size_t i = 0; i < got.size(); ++i) {
     ASSERT_EQ(got[i]->path(), want[i]->path());
-    // A constant added to all scores changes nothing: so biases of the position bias have gradients that are
-    // 0 up to rounding, or sums of parts that cancel. They are compared with the largest one beside them.
+    // A constant added to all scores changes nothing. So biases of the position bias have gradients that are
+    // 0 up to rounding, or sums of parts that cancel. They are compared with the largest gradient next to
+    // them.
     double scale = 1, bound = bounds.weights;
     if (const std::size_t dpb = got[i]->path().find("dpb."); dpb != std::string::npos) {
       double largest = 1e-30;

@@ -105,8 +105,8 @@ TEST(DomainConv, ManyChannelsAndWideMaps) {
   });
 }
 
-// Products of more than 2^27 terms on one rank, and fewer on several; also with a k that ends in a part of a
-// block, and a weight of more than 65536 elements, whose gradient a matrix product makes.
+// Products of more than 2^27 terms on one rank, and fewer on several. Also products with a k that ends in a
+// part of a block, and a weight of more than 65536 elements, whose gradient a matrix product makes.
 TEST(DomainConv, LargeOnes) {
   on_each_space([](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
     const auto expect = [&](const Conv2dConfig& c, const Shape& x, DType dtype) {
@@ -138,7 +138,7 @@ TEST(DomainConv, LargeOnes) {
   });
 }
 
-// The interior first, or the whole window: a plan tries both, and uses the quicker one.
+// The interior first, or the whole window. A plan tries both, and uses the quicker one.
 TEST(DomainConv, EitherOrderHasTheBitsOfOneRank) {
   test::run_ranks(test::Ranks::threads, 2, [](test::Rank& rank) {
     Compute compute(rank.context, 1);

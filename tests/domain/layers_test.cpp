@@ -259,7 +259,7 @@ TEST(DomainRules, OfBlocksFromOutside) {
       "bad_argument: apply_domain_parallel: \"\" is of kind Residual, which has no rule for maps that are "
       "cut in space. Give it one: space_rule() of "
       "the layer, or DomainOptions::rules; one whose own code, between its children, treats each pixel alone "
-      "(residual sums) says SpaceRule::Kind::any_part, and its children keep their own rules");
+      "(residual sums) has the rule SpaceRule::Kind::any_part, and its children keep their own rules");
   EXPECT_EQ(block.branch.passes(), nullptr);  // nothing was set
   DomainOptions options;
   options.rules[typeid(Residual)] = [](Module&) { return SpaceRule{SpaceRule::Kind::any_part}; };
@@ -301,9 +301,9 @@ TEST(DomainRules, AreNotInherited) {
   expect_derived_is_unknown<MaxPool2d>(Pool2dConfig{});
 }
 
-// A layer from outside that sees neighbours, and says which: y = scale · Σ (1 + i + 3 j) x of a 3 x 2 kernel,
-// of every second row, with zeros above and below, around the globe in columns. Its own code knows nothing of
-// ranks.
+// A layer that is not part of weft and sees neighbours. It states these: y = scale · Σ (1 + i + 3 j) x of a 3
+// x 2 kernel, of every second row, with zeros above and below, around the globe in columns. Its own code
+// knows nothing of ranks.
 class Stencil : public Module {
  public:
   explicit Stencil(std::int64_t padding) : Stencil(padding, {.kernel = 3, .stride = 2, .padding = padding}) {}
@@ -360,7 +360,7 @@ class Stencil : public Module {
   ParameterRef scale_;
 };
 
-// The user's own layer follows a layer of weft. From 5 rows it makes 2 to 4: some of 4 ranks have none.
+// The user's own layer follows a layer of weft. From 5 rows it makes 2 to 4, so some of 4 ranks have none.
 TEST(DomainRules, OfLayersFromOutsideThatSeeNeighbours) {
   for (const std::int64_t padding : {0, 1, 2})
     for (const Shape& x : {Shape{2, 3, 9, 6}, Shape{1, 2, 5, 4}, Shape{1, 2, 12, 5}})
@@ -414,11 +414,11 @@ TEST(DomainRules, OfLayersFromOutside) {
     EXPECT_EQ(model->get("first").passes(), nullptr);
     return text;
   };
-  EXPECT_EQ(refused(std::make_unique<Scaled>(false)),
-            "bad_argument: apply_domain_parallel: \"odd\" is of kind Scaled, which has no "
-            "rule for maps that are cut in space. Give it one: space_rule() of the layer, or "
-            "DomainOptions::rules; a layer that treats each "
-            "pixel alone says SpaceRule::Kind::any_part");
+  EXPECT_EQ(
+      refused(std::make_unique<Scaled>(false)),
+      "bad_argument: apply_domain_parallel: \"odd\" is of kind Scaled, which has no "
+      "rule for maps that are cut in space. Give it one: space_rule() of the layer, or "
+      "DomainOptions::rules; a layer that treats each pixel alone has the rule SpaceRule::Kind::any_part");
   DomainOptions options;
   options.rules[typeid(Scaled)] = [](Module&) {
     return SpaceRule{SpaceRule::Kind::refused, {}, "is not for maps"};
@@ -443,7 +443,7 @@ TEST(DomainRules, OfLayersFromOutside) {
   const DomainManager manager = apply_domain_parallel(*model, mesh["h"]);
   EXPECT_EQ(get_domain_manager(*model).axes(), mesh["h"]);
   EXPECT_EQ(error_text([&] { apply_domain_parallel(*model, mesh["h"]); }),
-            "bad_argument: apply_domain_parallel: \"\" has passes of others already");
+            "bad_argument: apply_domain_parallel: \"\" has passes of other code already");
   EXPECT_EQ(error_text([&] {
               shard_spatial(Tensor(context, {1, 3, 1, 8}), manager);
             }),
@@ -477,8 +477,8 @@ TEST(DomainRules, OfLayersFromOutside) {
             "bad_argument: crop_padding_adjoint: y is null; expected the layout of what was cropped");
 }
 
-// Nobody can say of a plain map whether it is whole or a part; and backward goes the way of forward, whatever
-// dy is.
+// A plain map does not say whether it is whole or a part. Backward takes the same way as forward, whatever dy
+// is.
 TEST(DomainRules, MapsThatDoNotSayWhatTheyAreAreRefused) {
   const std::pair<const char*, MakeModule> layers[] = {
       {"conv",
@@ -545,13 +545,13 @@ TEST(DomainRules, OneRankIsLeftAlone) {
   apply_domain_parallel(*model, mesh);
   for (const auto& [name, child] : model->children()) EXPECT_EQ(child->passes(), nullptr) << name;
   EXPECT_EQ(get_domain_manager(*model).size(), 1);
-  // Nothing was split, so it may be, over these axes or others.
+  // Nothing was split, so the model may be split, over these axes or others.
   apply_domain_parallel(*model, mesh["w"]);
   const DeviceMesh larger = DeviceMesh::arithmetic(context, {{"h", 2}}, 0);
   apply_domain_parallel(*model, larger);
   EXPECT_EQ(get_domain_manager(*model).axes(), larger);
   EXPECT_EQ(error_text([&] { apply_domain_parallel(*model, larger); }),
-            "bad_argument: apply_domain_parallel: \"\" has passes of others already");
+            "bad_argument: apply_domain_parallel: \"\" has passes of other code already");
 }
 
 // Data ranks that have plain maps of their own samples: the layout is that of all of them.

@@ -17,7 +17,7 @@ MakeModule norm_over(const Shape& dims) {
   return [=] { return std::make_unique<LayerNorm>(dims); };
 }
 
-// Uneven parts; of 3 rows on 4 ranks one has none.
+// Uneven parts. With 3 rows on 4 ranks, one rank has no row.
 TEST(DomainLayerNorm, OverChannelsHeightAndWidth) {
   for (const Shape& x : {Shape{2, 3, 7, 5}, Shape{1, 4, 4, 3}, Shape{3, 1, 12, 8}})
     expect_as_serial(norm_over({x[1], x[2], x[3]}), x, {.maps = 1e-6, .weights = 1e-6});
@@ -47,8 +47,8 @@ TEST(DomainLayerNorm, OfValuesFarFromZero) {
     });
 }
 
-// The gain is cut as the maps: names and whole shapes are those of one rank, and so is the whole tensor that
-// a program gathers.
+// The gain is cut like the maps. Names and whole shapes are those of one rank. The whole tensor that a
+// program gathers is that of one rank, too.
 TEST(DomainLayerNorm, TheGainIsCutAndKeepsItsNameAndValues) {
   test::run_ranks(test::Ranks::threads, 4, [](Rank& rank) {
     Compute compute(rank.context, 1);
@@ -104,7 +104,7 @@ TEST(DomainLayerNorm, SaysWhatDoesNotFit) {
   });
 }
 
-// The last dimension alone is that of features; where an axis cuts it, that is an error.
+// The last dimension alone is that of features. If an axis cuts it, that is an error.
 TEST(DomainLayerNorm, OverTheLastDimensionIsOfEachPixel) {
   test::run_ranks(test::Ranks::threads, 2, [](Rank& rank) {
     Compute compute(rank.context, 1);

@@ -43,7 +43,7 @@ void expect_same_bits(const char* what, const Tensor& got, const Tensor& whole) 
   EXPECT_TRUE(test::same_bits(got, want)) << what << " differs by " << difference(got, want);
 }
 
-// Even and uneven parts, one position on each rank, ranks without any, and sequences of several pieces; none
+// Even and uneven parts, one position on each rank, ranks without any, and sequences of several pieces. None
 // is a multiple of a block of keys.
 void expect_causal(DType dtype) {
   for (const int n : {1, 2, 3, 4})
@@ -167,7 +167,8 @@ Tensor mask_of(Context& context, std::int64_t samples, std::int64_t rows, std::i
   return mask;
 }
 
-// Cut as the queries are, as the keys are, or not at all; for each sample and query, or for all.
+// The mask is cut like the queries, like the keys, or not at all. It is for each sample and query, or for
+// all.
 TEST(DomainSequence, AMaskHasTheBitsOfOneRank) {
   for (const int n : {1, 2, 3, 4})
     test::run_ranks(test::Ranks::threads, n, [&](Rank& rank) {
@@ -219,7 +220,7 @@ TEST(DomainSequence, AMaskHasTheBitsOfOneRank) {
     });
 }
 
-// The sequence and the samples are cut along axes of their own; a mask goes by both.
+// The sequence and the samples are cut along separate axes. A mask is cut along both.
 TEST(DomainSequence, AMaskOfSamplesThatAreCut) {
   test::run_ranks(test::Ranks::threads, 4, [](Rank& rank) {
     Compute compute(rank.context, 1);

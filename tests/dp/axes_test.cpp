@@ -111,8 +111,8 @@ TEST(Axes, ShardsAreReducedOverTheReplicateAxis) {
   });
 }
 
-// Data times domain: one collective over both axes for what is Partial on both, in whichever order the axes
-// are listed.
+// Data times domain: one collective over both axes for gradients that are Partial on both, in whichever order
+// the axes are listed.
 TEST(Axes, DataTimesDomain) {
   test::run_ranks(Ranks::threads, 8, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}, {"domain", 2}});

@@ -67,7 +67,7 @@ TEST(BucketHook, Bf16ReducesHalfTheBytes) {
       });
 }
 
-// Gradients in bound memory are rounded, too; buckets of dtypes other than f32 are reduced as they are.
+// Gradients in bound memory are rounded, too. Buckets of dtypes other than f32 are reduced as they are.
 TEST(BucketHook, Bf16TakesForeignMemoryAndLeavesOtherDtypes) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});
@@ -109,7 +109,8 @@ TEST(BucketHook, Bf16OfTwoReducersIsAnError) {
         second.finish();
       });
       const std::string why =
-          "bf16_hook: bucket 0 is another reducer's than those before; expected a hook for each reducer, "
+          "bf16_hook: bucket 0 belongs to another reducer than those before; expected a hook for each "
+          "reducer, "
           "made "
           "by a call of bf16_hook()";
       // The rank that first learns from the other that the group has failed gets the same text.
@@ -157,7 +158,7 @@ TEST(BucketHook, ACompressionOfTheProgramsOwn) {
   });
 }
 
-// A blocking one, over several axes; buckets come in their order, whatever is ready first.
+// A blocking hook, over several axes. Buckets arrive in their order, whichever gradient is ready first.
 TEST(BucketHook, AReductionOfTheProgramsOwn) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp_replicate", 2}, {"tp", 1}, {"domain", 2}});
@@ -308,13 +309,15 @@ TEST(BucketReducerFaults, ABindThatThrowsOnOneRankIsToldToAll) {
         // In later steps the exception handler notifies the others by a step without this gradient.
         if (rank.rank == 1) {
           EXPECT_EQ(error_of([&] { reducer.bind(0, view(memory)); }).what(), why);
-          EXPECT_STREQ(error_of([&] { reducer.finish(); }).what(),
-                       "bucket_reducer: nobody made ready \"w\" on dp rank 1; BucketOptions::unused = zeros "
-                       "lets such ranks contribute zeros");
+          EXPECT_STREQ(
+              error_of([&] { reducer.finish(); }).what(),
+              "bucket_reducer: ready() was not called for \"w\" on dp rank 1; BucketOptions::unused = zeros "
+              "lets such ranks contribute zeros");
         } else {
-          EXPECT_STREQ(error_of(step).what(),
-                       "bucket_reducer: nobody made ready \"w\" on dp rank 1; BucketOptions::unused = zeros "
-                       "lets such ranks contribute zeros");
+          EXPECT_STREQ(
+              error_of(step).what(),
+              "bucket_reducer: ready() was not called for \"w\" on dp rank 1; BucketOptions::unused = zeros "
+              "lets such ranks contribute zeros");
         }
         step();
         EXPECT_EQ(memory[0], 2.0f);

@@ -90,9 +90,9 @@ TEST(BucketReducer, TakesMemoryOfTheCaller) {
   });
 }
 
-// As a host framework's hooks call ready() in every micro-batch: only the last one reduces. "early" gets a
-// gradient in the first one alone, and lies in the caller's memory, as "large" does, which is reduced where
-// it lies.
+// As a host framework's hooks call ready() in every micro-batch. Only the last one reduces. "early" gets a
+// gradient in the first one alone, and lies in the caller's memory. "large" also lies there, and is reduced
+// in place.
 TEST(BucketReducer, AccumulatesInsideNoSync) {
   for (const int ranks : {1, 2})
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
@@ -122,15 +122,15 @@ TEST(BucketReducer, AccumulatesInsideNoSync) {
           for (int batch = 0; batch < 2; ++batch)
             for (std::size_t i = 0; i < 3; ++i) accumulate(i, batch == 0 ? 1 : 10);
           EXPECT_FALSE(reducer.is_ready(0));
-          EXPECT_EQ(test::error_text([&] { reducer.finish(); }),
-                    "bad_argument: bucket_reducer: finish() inside no_sync(); the last pass before it comes "
-                    "after that scope");
+          EXPECT_EQ(
+              test::error_text([&] { reducer.finish(); }),
+              "bad_argument: bucket_reducer: finish() inside no_sync(); end that scope before the last pass");
         }
         EXPECT_EQ(large[0], 11.0f * static_cast<float>(rank.rank + 1)) << "reduced too early";
         for (std::size_t i = 0; i < 3; ++i) accumulate(i, 100);
         EXPECT_EQ(
             test::error_text([&] { const NoSync off = reducer.no_sync(); }),
-            "bad_argument: bucket_reducer: no_sync() after \"large\" became ready; finish() comes first");
+            "bad_argument: bucket_reducer: no_sync() after \"large\" became ready; call finish() first");
         reducer.finish();
         EXPECT_EQ(large, std::vector<float>(1000, 111 * ranks_sum));
         EXPECT_EQ(small, std::vector<float>(3, 111 * ranks_sum));
@@ -169,7 +169,7 @@ TEST(BucketReducer, WhatIsNotReadyIsNamedOnEveryRank) {
     const Error e = error_of([&] { reducer.finish(); });
     EXPECT_EQ(e.code(), ErrorCode::bad_argument);
     EXPECT_STREQ(e.what(),
-                 "bucket_reducer: nobody made ready \"b\" on dp rank 0; \"b\", \"c\" on dp rank 1; "
+                 "bucket_reducer: ready() was not called for \"b\" on dp rank 0; \"b\", \"c\" on dp rank 1; "
                  "BucketOptions::unused = zeros lets such ranks contribute zeros");
     // The next step works as usual.
     for (std::size_t i = 0; i < 3; ++i) {
@@ -221,9 +221,8 @@ TEST(BucketReducer, AnEmptyMeshIsRefused) {
 TEST(BucketReducer, AGradientWithoutALayoutHasNoShape) {
   float x = 0;
   EXPECT_EQ(test::error_text([&] { make_gradient("bias", &x, nullptr); }),
-            "bad_argument: make_gradient: layout of \"bias\" is null, and nothing else says its shape; of a "
-            "gradient "
-            "of this rank alone write Gradient{\"bias\", view(...)}");
+            "bad_argument: make_gradient: layout of \"bias\" is null, so its shape is not known; for a "
+            "gradient of this rank alone write Gradient{\"bias\", view(...)}");
 }
 
 TEST(BucketReducer, WrongArgumentsAreNamed) {
@@ -249,15 +248,15 @@ TEST(BucketReducer, WrongArgumentsAreNamed) {
     EXPECT_STREQ(error_of([&] { reducer.ready(1); }).what(), "bucket_reducer: i is 1; expected less than 1");
     reducer.ready(0);
     EXPECT_STREQ(error_of([&] { reducer.ready(0); }).what(),
-                 "bucket_reducer: \"w\" is ready twice; finish() comes between two steps");
+                 "bucket_reducer: \"w\" is ready twice; call finish() between two steps");
     EXPECT_STREQ(error_of([&] { reducer.bind(0, view(three)); }).what(),
                  "bucket_reducer: bind of \"w\" between ready() and finish()");
     reducer.finish();
   });
 }
 
-// Their collectives come in another order on each rank: a group that both use would add the one's gradients
-// to the other's.
+// Their collectives are called in another order on each rank. A group that both use would add the one's
+// gradients to the other's.
 TEST(BucketReducer, SeveralOverTheSameAxesMayBeReadyInDifferentOrders) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 3}});

@@ -119,7 +119,7 @@ TEST(ClipGolden, DistributedCases) {
   }
 }
 
-// How many floats lie between two: neighbours are 1 apart.
+// The number of floats between two: neighbours are 1 apart.
 std::int64_t ulps(float a, float b) {
   const auto place = [](float x) {
     const auto bits = std::bit_cast<std::int32_t>(x);

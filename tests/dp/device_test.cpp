@@ -1,5 +1,5 @@
-// Gradients on devices: ranks with a late device each, whose memory the host cannot touch and whose streams
-// run as late as they can, reduce, compare, sum up and clip to the bits of the same ranks on the CPU.
+// Gradients on devices. Each rank has a late device, whose memory the host cannot touch and whose streams run
+// as late as they can. The ranks reduce, compare, sum up and clip to the bits of the same ranks on the CPU.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -339,8 +339,7 @@ TEST(GradientsOnDevices, WhatIsElsewhereIsNamed) {
   std::vector<Gradient> on_cpu = {{"a", a.view()}}, on_gpu = {{"b", b.view()}},
                         mixed = {{"b", b.view()}, {"c", c.view()}};
   EXPECT_EQ(error_text(ErrorCode::unsupported, [&] { grad_norm(on_gpu, 2, &there); }),
-            "grad_norm: nobody has given the gradient kernels of cuda:0 to this Context; "
-            "add_gradient_kernels() does");
+            "grad_norm: this Context has no gradient kernels of cuda:0; add_gradient_kernels() adds them");
   add_late_gradients(context, late);
   EXPECT_EQ(text([&] { grad_norm(on_gpu); }),
             "grad_norm: the gradient of \"b\" is on cuda:0; expected cpu, as no Compute was given");

@@ -61,9 +61,9 @@ TEST(GradNorm, IsTheSameOnEveryFactorisationOfTheRanks) {
   }
 }
 
-// Every factorisation of 8 ranks, with the axes that a program has, in any order: a norm goes by placements,
-// not by names. Weights are cut over tp, over dp_shard, over both, or over neither; sizes are primes, so that
-// shards are uneven and some empty.
+// Every factorisation of 8 ranks, with the axes that a program has, in any order. A norm depends on
+// placements, not on names. Weights are cut over tp, over dp_shard, over both, or over neither. Sizes are
+// primes, so that shards are uneven and some empty.
 TEST(GradNorm, IsTheSameOnEveryFactorisationOfEightRanks) {
   constexpr std::int64_t kSizes[] = {2, 3, 7, 31, 257};
   double reference[3] = {};
@@ -282,7 +282,7 @@ TEST(GradNorm, NotFiniteIsAnErrorOrASkipOnEveryRank) {
         });
 }
 
-// Replicas that have drifted apart are clipped by one factor, that of the rank with coordinate 0.
+// Replicas that are no longer equal are clipped by one factor, that of the rank with coordinate 0.
 TEST(GradNorm, IsTheSameOnRanksWhoseReplicasDiffer) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});
@@ -352,7 +352,7 @@ TEST(GradNorm, AWrongArgumentOnOneRankIsToldToAll) {
   });
 }
 
-// One rank has a shorter list, another order or another layout: all ranks throw mismatch, and none returns a
+// One rank has a shorter list, another order or another layout. All ranks throw mismatch, and none returns a
 // norm.
 TEST(GradNorm, AnotherListOnOneRankIsFoundOut) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {

@@ -235,7 +235,7 @@ TEST(DpMemory, GoesOnWithFewerThreads) {
   };
   EXPECT_EXIT(
       work(), testing::ExitedWithCode(0),
-      "compute: thread [0-9]+ of 64 cannot be made: Resource temporarily unavailable; going on with [0-9]+ "
+      "compute: thread [0-9]+ of 64 cannot be made: Resource temporarily unavailable; continuing with [0-9]+ "
       "\\(limits: ulimit -u, the cgroup's pids.max, ulimit -v\\)");
 }
 

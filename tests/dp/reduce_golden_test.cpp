@@ -40,8 +40,8 @@ class Doubles {
   std::vector<Gradient> list_;
 };
 
-// Each rank has the gradient of its own heads: position biases are Partial on tp, projections cut, norms the
-// same. Data ranks have a quarter and three quarters of all.
+// Each rank has the gradient of its own heads. Position biases are Partial on tp, projections are cut, norms
+// are the same. The data ranks have a quarter and three quarters of all samples.
 TEST(ReduceGolden, TensorParallelStageOfMilesCredit) {
   const auto files = test::golden_files("tp_plan_credit");
   if (files.empty()) GTEST_SKIP() << "no tp_plan_credit*.safetensors in " << test::golden_dir();

@@ -111,7 +111,7 @@ TEST(ReplicatedViews, WithoutToleranceTheLastBitCounts) {
   });
 }
 
-// Each of two ranks has a NaN in a different gradient: both gradients have drifted, although every rank has a
+// Each of two ranks has a NaN in a different gradient. Both gradients differ, although every rank has a
 // NaN.
 TEST(ReplicatedViews, NaNsInDifferentGradientsAreDrift) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
@@ -146,8 +146,8 @@ TEST(ReplicatedViews, RanksOfAnAxisAreNamedBothWays) {
       throw Error(ErrorCode::system, "none");
     });
     if (rank.rank % 2 == 1) {
-      EXPECT_THAT(e.what(),
-                  testing::HasSubstr("nobody made ready \"w\" on dp rank 1 (rank 3 of \"world\"); "));
+      EXPECT_THAT(e.what(), testing::HasSubstr(
+                                "ready() was not called for \"w\" on dp rank 1 (rank 3 of \"world\"); "));
     }
   });
 }
@@ -190,8 +190,8 @@ TEST(ReplicatedViews, AverageTakesWhatRanksMadeOfDifferentData) {
   });
 }
 
-// One rank has the same gradients in another order: their sizes fit, so without a comparison of the lists the
-// numbers would be wrong in silence. No gradient changes, and the group can be used afterwards.
+// One rank has the same gradients in another order. Their sizes fit, so without a comparison of the lists the
+// numbers would be wrong without an error. No gradient changes, and the group can be used afterwards.
 TEST(ReplicatedViews, AnotherOrderOnOneRankIsFoundOut) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
@@ -333,7 +333,7 @@ TEST(ReplicatedViews, ReplicasWithTheSameBitsStayAsTheyAre) {
   });
 }
 
-// By default a little rounding does not count as drift; how much depends on the dtype.
+// By default small rounding differences are allowed. The limit depends on the dtype.
 TEST(ReplicatedViews, TheToleranceFitsTheDtype) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 3}});
@@ -472,7 +472,7 @@ TEST(ReplicatedViews, ALayoutOverAnotherMeshIsNamed) {
   });
 }
 
-// Their sum is infinite. Elements beside them, tiny ones too, keep the bits of the plain average.
+// Their sum is infinite. Elements next to them, tiny ones too, keep the bits of the plain average.
 TEST(ReplicatedViews, AveragesOfNumbersNearTheLargestAreFinite) {
   for (const int ranks : {2, 3})
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
@@ -551,7 +551,7 @@ TEST(ReplicatedViews, OneSmallExchangeComparesEverything) {
   });
 }
 
-// Only one rank cannot reduce its gradients: all ranks get the error.
+// Only one rank cannot reduce its gradients. All ranks get the error.
 TEST(ReplicatedViews, APlacementThatOneRankAloneCannotReduceIsAMismatch) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 2}});

@@ -31,8 +31,8 @@ bool same_bytes(const ConstTensorView& a, const ConstTensorView& b) {
   return a.bytes() == b.bytes() && std::equal(a.data, a.data + a.bytes(), b.data);
 }
 
-// Tensors whose rows do not divide, that have fewer rows than ranks, or none; small ones, which are packed,
-// and large ones.
+// Tensors whose rows do not divide, that have fewer rows than ranks, or none. Small tensors, which are
+// packed, and large tensors.
 std::vector<ShardEntry> entries_over(const DeviceMesh& mesh) {
   const auto entry = [&](const char* name, const Shape& shape, DType dtype = DType::f32) {
     return ShardEntry{name, replicated_layout(mesh, shape), dtype};

@@ -15,7 +15,8 @@ namespace weft::test {
 
 class Vectors {
  public:
-  /// One more gradient: element i of this rank's part is value(i). `layout` null: plain, of that shape.
+  /// One more gradient: element i of this rank's part is value(i). `layout` null: a plain gradient, of that
+  /// shape.
   std::vector<float>& put(const std::string& name, LayoutRef layout, const Shape& shape,
                           const std::function<float(std::size_t)>& value) {
     const Shape local = layout == nullptr ? shape : layout->local_shape();

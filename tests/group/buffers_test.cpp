@@ -141,7 +141,7 @@ TEST_F(OneRankOfBuffers, BytesAreNeverReduced) {
     std::string text = "seven";
     const auto says = [](const char* call, const char* which, const char* op) {
       return std::string("unsupported: ") + call + ": " + which +
-             " is raw bytes (u8, from as_bytes(), std::byte or characters), of which there is no " + op +
+             " is raw bytes (u8, from as_bytes(), std::byte or characters), for which there is no " + op +
              "; expected elements of the dtype to combine [group \"x\", rank 0]";
     };
     EXPECT_EQ(error_text([&] { g.all_reduce(as_bytes(settings)).wait(); }), says("all_reduce", "in", "sum"));

@@ -247,8 +247,7 @@ TEST_F(Callbacks, TheyMaySubmitAndAskButNotWaitForTheirGroup) {
   w.wait();
   const std::string text =
       "bad_argument: wait: this thread is in a callback of the same group, "
-      "which may not wait for its calls; "
-      "ask done(), or wait elsewhere [group \"x\", rank 0]";
+      "which may not wait for its calls; call done(), or wait in another thread [group \"x\", rank 0]";
   EXPECT_THAT(said, ElementsAre(text, text, testing::AnyOf("done", "pending")));
   next.wait();
   EXPECT_THAT(recording.failed(), IsEmpty());

@@ -100,7 +100,7 @@ TEST_P(OnRanks, CountsDtypesOpsAndRootsAreCompared) {
          "root 1");
 }
 
-// Roots wait for nobody, so no rank has compared the last broadcast when the ranks leave: a leaving rank
+// Roots wait for nobody, so no rank has compared the last broadcast when the ranks leave. A leaving rank
 // reports the mismatch, and a rank that still uses the group gets the error in its next call.
 TEST_P(OnRanks, TwoRootsOfTheLastCallAreToldWhenTheGroupIsLeft) {
   for (const bool stays : {true, false}) {
@@ -353,7 +353,7 @@ TEST_P(OnRanks, AForcedPathThatCannotBeIsRefused) {
         const Error e = error_of([&] { r.group().all_reduce(t, t).wait(); });
         EXPECT_EQ(e.code(), ErrorCode::unsupported);
         EXPECT_THAT(e.what(),
-                    HasSubstr("all_reduce: path \"inline\" was asked for, but 20000 bytes are more than"));
+                    HasSubstr("all_reduce: path \"inline\" was requested, but 20000 bytes are more than"));
       },
       options);
   options.hooks.path = "sideways";
@@ -376,7 +376,7 @@ TEST(Processes, ForeignMemoryCannotGoDirect) {
         const Tensor t = filled(r, 5000, r.rank == 0 ? Memory::shared : Memory::local);
         const Error e = error_of([&] { r.group().all_reduce(t, t).wait(); });
         EXPECT_EQ(e.code(), ErrorCode::unsupported);
-        EXPECT_THAT(e.what(), HasSubstr("path \"direct\" was asked for, but rank 1's memory is not shared"));
+        EXPECT_THAT(e.what(), HasSubstr("path \"direct\" was requested, but rank 1's memory is not shared"));
       },
       options);
 }
@@ -565,7 +565,7 @@ TEST(Processes, ARankKilledWhilePeersSleepIsNamed) {
 
 // Rank 1 is stopped inside its copy, just before it writes the sum into rank 0's `out`. Rank 0 gives up at
 // the deadline, reclaims its memory, and uses it in a new group. Then rank 1 continues and writes. With
-// quiesce() the late write must not be visible; without quiesce() it is visible, which shows that this test
+// quiesce() the late write must not be visible. Without quiesce() it is visible, which shows that this test
 // can fail. In a reduce to rank 0 no rank writes to rank 2.
 void stopped_in_the_chunk(Op op, bool quiesce) {
   constexpr std::int64_t kCount = 100000;
@@ -611,7 +611,7 @@ void stopped_in_the_chunk(Op op, bool quiesce) {
       EXPECT_GT(wrong, 0) << "nothing was written late: the test proves nothing";
     }
   });
-  // meet() counts to the group's size; here each survivor reports alone, so the test answers for the third
+  // meet() counts to the group's size; here each survivor reports alone, so the test reports for the third
   for (const char* who : {"reused0", "reused2"}) {
     while (ranks.store().try_get(std::string("test/meet/") + who) != "1") std::this_thread::sleep_for(5ms);
     ranks.store().set(std::string("test/met/") + who, "1");

@@ -1,4 +1,4 @@
-// Groups made from groups, by color and as duplicates; groups of one rank; several groups of the same ranks,
+// Groups made from groups, by color and as duplicates. Groups of one rank. Several groups of the same ranks,
 // from several threads. (subgroup_test.cpp: subgroups by name.)
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -237,7 +237,7 @@ TEST(GroupsOfDevices, SplitByTheStore) {
   EXPECT_THAT(e.ranks(), ElementsAre(1));
 }
 
-// The stores of a program are independent, so the first "world" in each has the same key; one process may be
+// The stores of a program are independent, so the first "world" in each has the same key. One process may be
 // in both.
 TEST(GroupsOfStores, OneNameInTwoStoresOfOneContext) {
   Context context;
@@ -431,7 +431,7 @@ TEST_P(Groups, TwoOverlappingGroupsOfTheSameRanksInterleavedFromTwoThreads) {
   });
 }
 
-// Threads alternate between both groups: a call on one group is posted and waited for between calls of the
+// Threads alternate between both groups. A call on one group is posted and waited for between calls of the
 // other. A peer that waits in one group calls the other only after this rank has done its part in the first.
 TEST_P(Groups, AskingInOneGroupDrivesTheOthers) {
   run(2, [](Rank& r) {

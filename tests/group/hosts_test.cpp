@@ -1,5 +1,5 @@
 // Which ranks of a group share a host: local_rank(), local_size(), split_by_host(). Ranks here are threads
-// with the names of other hosts; tests/backends/hosts_test has them on hosts of their own.
+// with the names of other hosts. tests/backends/hosts_test has ranks on separate hosts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

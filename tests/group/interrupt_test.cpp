@@ -1,5 +1,5 @@
-// A rank is interrupted while it waits for others: it continues at once, leaves nothing behind and may try
-// again; the errors of the others name it.
+// A rank is interrupted while it waits for others. It continues at once, leaves nothing behind and may try
+// again. The errors of the others name it.
 #include "weft/base/interrupt.hpp"
 
 #include <gmock/gmock.h>
@@ -158,7 +158,7 @@ TEST_P(InterruptedGroup, SplitTellsARankThatComesLate) {
   EXPECT_EQ(ranks_of(theirs), std::vector{0});
 }
 
-// wait() fails the group; rank 1 is in the call, rank 2 comes too late.
+// wait() fails the group. Rank 1 is in the call, rank 2 arrives too late.
 TEST_P(InterruptedGroup, ACallInFlightFailsForAll) {
   std::array<Error, 3> errors{Error(ErrorCode::system, "none"), Error(ErrorCode::system, "none"),
                               Error(ErrorCode::system, "none")};
@@ -174,7 +174,7 @@ TEST_P(InterruptedGroup, ACallInFlightFailsForAll) {
     ProcessGroup all = create(0, 3);
     std::this_thread::sleep_for(600ms);
     errors[0] = error_of([&] {
-      reduce(all);  // may end well: what the others give to it had come
+      reduce(all);  // may end well, since the data from the others had arrived
       reduce(all);
     });
   });

@@ -130,7 +130,7 @@ struct Listening {
   }
 };
 
-// The rank that leaves last reports it; if both leave at once, at least one of them does.
+// The rank that leaves last reports it. If both leave at once, at least one of them does.
 TEST_P(Leave, TheDestructorWarnsOfACallThatWasLeftOut) {
   for (const int first : {0, 1}) {
     for (const Op op : {Op::broadcast, Op::scatter}) {
@@ -235,8 +235,8 @@ TEST_P(Leave, ADroppedWorkIsLoggedAtOnce) {
     if (r.rank == 1) {
       static_cast<void>(g.all_reduce(x));
       EXPECT_EQ(here.heard(),
-                "[group] all_reduce: rank 1 dropped the Work of a call in flight; what it was to give is "
-                "undefined, and the group "
+                "[group] all_reduce: rank 1 dropped the Work of a call in flight; its result is undefined, "
+                "and the group "
                 "has failed [group \"world\", rank 1, call 0]\n");
       EXPECT_EQ(error_of([&] { g.all_reduce(x).wait(); }).code(), ErrorCode::aborted);
     }
@@ -251,8 +251,8 @@ TEST_P(Leave, ADroppedWorkIsLoggedAtOnce) {
       EXPECT_THAT(
           here.heard(),
           HasSubstr(
-              "all_reduce: a call that failed was dropped before anybody asked how it ended; what it was to "
-              "give is undefined: "
+              "all_reduce: a call that failed was dropped before the program asked for its result; its "
+              "result is undefined: "
               "all_reduce: rank 1 dropped the Work of a call in flight [group \"world\", rank 0, call 0]\n"));
     }
     r.meet("end");

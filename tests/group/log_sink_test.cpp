@@ -35,9 +35,9 @@ void stall(Recording& recording) {
 
 constexpr CallOptions kWarnsSoon{.deadline = 3s};
 
-// A thread in the sink waits for a lock (an interpreter's, for example) that another thread holds, which asks
-// done(), makes and destroys groups, and logs. Two groups: a line about one group is logged while the program
-// waits for the other.
+// A thread in the sink waits for a lock (an interpreter's, for example) that another thread holds. That
+// thread calls done(), makes and destroys groups, and logs. Two groups. A line about one group is logged
+// while the program waits for the other.
 void with_a_lock(Progress progress) {
   const ProcessResult result = run_in_child(
       [progress] {

@@ -1,6 +1,6 @@
 // Persistent calls: described and checked once, started often. Tests the backend's arguments, texts, calls
-// that may not be started, and Works and PersistentCalls that outlive each other; over shm, results and
-// faults.
+// that may not be started, and Works and PersistentCalls of which either exists longer. Over shm it tests
+// results and faults.
 #include "weft/group/persistent_call.hpp"
 
 #include <gmock/gmock.h>
@@ -209,7 +209,7 @@ TEST_F(PersistentCalls, AWrongArgumentIsRefusedWhenItIsMade) {
 TEST_F(PersistentCalls, AWaitForAMessageCannotBePersistent) {
   ProcessGroup g = make();
   EXPECT_EQ(text_of([&] { g.make(call::wait_message(1)); }),
-            "make: op is wait_message, whose answer a persistent call has no place for; expected a "
+            "make: op is wait_message, and a persistent call cannot hold its answer; expected a "
             "collective, send or "
             "recv [group \"x\", rank 0]");
 }

@@ -469,8 +469,8 @@ TEST_F(Group, AGroupWithFailedCallsIsDestroyed) {
   EXPECT_EQ(recording.destroyed(), 1);
 }
 
-// A group whose peers may still write into lent memory keeps that memory, and itself, for good. (The process
-// of its own keeps the leak out of this one.)
+// A group whose peers may still write into exposed memory keeps that memory, and itself, forever. (A separate
+// process keeps the leak out of this one.)
 TEST(Groups, OneThatCannotQuiesceIsKept) {
   const ProcessResult result = run_in_child([] {
     std::string logged;
@@ -575,7 +575,8 @@ TEST_F(Group, CreateSaysWhatIsWrong) {
   expect("group \"x\": size is 0; expected 1 or more", [](Membership& m) { m.size = 0; });
   expect("group \"x\": rank is 3; expected 0 to 2 (size 3)", [](Membership& m) { m.rank = 3; });
   expect("group \"x\": rank is -1; expected 0 to 2 (size 3)", [](Membership& m) { m.rank = -1; });
-  expect("group \"x\": store is null; ranks have nowhere to meet", [](Membership& m) { m.store = nullptr; });
+  expect("group \"x\": store is null; ranks need it to find each other",
+         [](Membership& m) { m.store = nullptr; });
   expect("group \"x\": deadline is 0 ns; expected more than 0", [](Membership& m) { m.deadline = 0s; });
   expect("group \"x\": deadline is -5 ns; expected more than 0", [](Membership& m) { m.deadline = -5ns; });
   expect("group \"x\": order is 2; expected 0 (native) or 1 (canonical)",

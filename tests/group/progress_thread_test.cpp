@@ -50,8 +50,8 @@ int helper_threads() {
   return count;
 }
 
-/// The same once it is what is expected, within the time that the system takes to forget a thread: one that
-/// was joined is still in /proc for a moment.
+/// The number of threads once it is the expected one, within the time that the system takes to forget a
+/// thread. A joined thread is still in /proc for a moment.
 int helper_threads_at_last(int expected) {
   const Deadline deadline = soon();
   while (helper_threads() != expected && !deadline.passed()) std::this_thread::sleep_for(milliseconds(1));
@@ -71,7 +71,7 @@ class ProgressThread : public ::testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, ProgressThread, ::testing::Values(Ranks::threads, Ranks::processes),
                          [](const auto& kind) { return to_string(kind.param); });
 
-// Posts an all_reduce of a large tensor, rank 0 before rank 1: two ranks that post at one moment may each do
+// Posts an all_reduce of a large tensor, rank 0 before rank 1. Two ranks that post at one moment may each do
 // all of their part while posting, and then nothing is left that waits for rank 0 to come back.
 Work post_in_turn(ProcessGroup& group, Rank& rank, const Tensor& t) {
   if (rank.rank == 1) rank.store->get("posted", soon());
@@ -148,7 +148,7 @@ TEST_P(ProgressThread, OtherGroupsAreLeftAlone) {
         ProcessGroup group = make_group(rank, Progress::caller, "alone");
         const Tensor t = filled(rank.context, kLarge, 1);
         Work work = post_in_turn(group, rank, t);
-        // By the helper alone: a wait of this thread would drive all groups of its rank.
+        // By the helper alone, since a wait of this thread would drive all groups of its rank.
         Work barrier = helped.barrier();
         await_without_driving(helped);
         barrier.wait();

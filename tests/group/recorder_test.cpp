@@ -100,7 +100,7 @@ TEST_F(Trace, States) {
             failed[1]["posted_ns"].get<std::int64_t>() + 15'000'000);
 }
 
-// A call may still be pending while its entry is reused for a later call; the entry then has the state of the
+// A call may still be pending while its entry is reused for a later call. The entry then has the state of the
 // later call.
 TEST_F(Trace, ACallThatOutlivesItsEntryLeavesTheNextAlone) {
   ProcessGroup g = make();

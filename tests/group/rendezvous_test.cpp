@@ -498,9 +498,9 @@ TEST_F(RendezvousTest, AJobOfAnotherSizeIsTold) {
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   const std::string where = fmt::format("127.0.0.1:{}", free_port());
   const Found zero(*this, by_hand(0, 2, where));
-  expect_error(by_hand(2, 3, where), ErrorCode::bad_argument,
-               fmt::format("store: the store at {}: it is of a job of 2 ranks, as process {} (on ", where,
-                           zero.pid()));
+  expect_error(
+      by_hand(2, 3, where), ErrorCode::bad_argument,
+      fmt::format("store: the store at {}: its job has 2 ranks, as process {} (on ", where, zero.pid()));
 }
 
 // Rank 0 of the job is the server, and the store ends with it.
@@ -511,14 +511,15 @@ TEST_F(RendezvousTest, TheStoreOfAnotherJobIsTold) {
   for (const int rank : {0, 1}) {
     Variables other = by_hand(rank, 2, where);
     other["WEFT_JOB"] = "another";
-    expect_error(other, ErrorCode::bad_argument,
-                 fmt::format("store: the store at {}: it is another job's, and served by process {} (on ",
-                             where, zero.pid()));
+    expect_error(
+        other, ErrorCode::bad_argument,
+        fmt::format("store: the store at {}: it belongs to another job, and is served by process {} (on ",
+                    where, zero.pid()));
   }
 }
 
-// A job that ended well, or whose ranks were killed, may be started again at its address: with a rank 0 that
-// serves, and in a store that outlives the jobs.
+// A job that ended well, or whose ranks were killed, may be started again at its address. This is so with a
+// rank 0 that serves, and in a store that continues after the jobs.
 TEST_F(RendezvousTest, AJobMayBeStartedAgain) {
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   TcpStoreServer lasting(context_.log(), {.linger = milliseconds(100)});
@@ -549,7 +550,7 @@ TEST_F(RendezvousTest, AJobMayBeStartedAgain) {
     }
     expect_they_meet(3, [&](int rank) { return start(rank, 3); });
   }
-  // Within one process two libraries may have a Context each, and the one of before may be gone.
+  // Within one process two libraries may have a Context each, and the earlier one may be gone.
   {
     Process one, other;
     EXPECT_EQ(from(by_hand(2, 3, lasting.address()), one.context).rank, 2);
@@ -612,7 +613,7 @@ class RacingJobs : public RendezvousTest, public ::testing::WithParamInterface<s
       return 0;
     });
   }
-  /// Joins as a rank of two, says so, and stays until the other side lets it go. Both must be of one job.
+  /// Joins as a rank of two, says so, and stays until the other side ends it. Both must be of one job.
   void take_part(int rank, const std::string& job, test::Pipe& says, test::Pipe& leave) {
     set(by_hand(rank, 2, where_));
     Context context;
@@ -687,8 +688,8 @@ TEST_P(RacingJobs, TwoBatchJobsAreTold) {
   };
   const Found zero(*this, in_batch(0, "4711"));
   const ErrorCode code = GetParam() == "free_port" ? ErrorCode::timeout : ErrorCode::bad_argument;
-  expect_error(in_batch(1, "4712"), code, fmt::format("it is another job's: process {} (on ", zero.pid()),
-               milliseconds(500));
+  expect_error(in_batch(1, "4712"), code,
+               fmt::format("it belongs to another job: process {} (on ", zero.pid()), milliseconds(500));
   expect_error(
       in_batch(1, "4712"), code,
       "runs in SLURM_JOB_ID=4711, this process in SLURM_JOB_ID=4712; ranks of one job that spans both "
@@ -762,8 +763,8 @@ TEST_F(RendezvousTest, AStoppedServerIsATimeoutAtTheDeadline) {
     EXPECT_LT(Clock::now() - began, seconds(3)) << text;
   };
   // Nearly all of the deadline is left when the store is looked for.
-  within(fmt::format("^WEFT_STORE is .*store: no server at {} within (500|49[0-9]) ms \\(what listens there "
-                     "does not answer\\)$",
+  within(fmt::format("^WEFT_STORE is .*store: no server at {} within (500|49[0-9]) ms \\(the process that "
+                     "listens there does not answer\\)$",
                      where),
          [&] {
            Context context;
@@ -884,13 +885,14 @@ TEST_F(RendezvousTest, RankZeroSaysThatItCouldNotServe) {
   socklen_t length = sizeof address;
   ASSERT_EQ(::bind(taken, reinterpret_cast<sockaddr*>(&address), length), 0);
   ASSERT_EQ(::getsockname(taken, reinterpret_cast<sockaddr*>(&address), &length), 0);
-  expect_error({{"WEFT_RANK", "0"},
-                {"WEFT_WORLD_SIZE", "2"},
-                {"WEFT_STORE", fmt::format("0.0.0.0:{}", ntohs(address.sin_port))},
-                {"WEFT_STORE_SECRET", "a secret of some bytes"}},
-               ErrorCode::timeout,
-               "; nor could this rank 0 serve there: the address is not of this host, or its port is in use",
-               milliseconds(300));
+  expect_error(
+      {{"WEFT_RANK", "0"},
+       {"WEFT_WORLD_SIZE", "2"},
+       {"WEFT_STORE", fmt::format("0.0.0.0:{}", ntohs(address.sin_port))},
+       {"WEFT_STORE_SECRET", "a secret of some bytes"}},
+      ErrorCode::timeout,
+      "; this rank 0 could not serve there either: the address is not of this host, or its port is in use",
+      milliseconds(300));
   ::close(taken);
 }
 
@@ -983,7 +985,7 @@ TEST_F(RendezvousTest, TheFirstOfSeveralLaunchersHolds) {
   EXPECT_EQ(differing[0], mpi_too);
   EXPECT_EQ(differing[1],
             "rendezvous: WEFT_RANK and WEFT_WORLD_SIZE say rank 1 of 2, but OMPI_COMM_WORLD_RANK and "
-            "OMPI_COMM_WORLD_SIZE say rank 3 of 4; the first hold");
+            "OMPI_COMM_WORLD_SIZE say rank 3 of 4; the first two are used");
   // mpirun within an allocation: one step per host starts its daemons.
   EXPECT_EQ(chosen({openmpi(3, 4), slurm(0, 2)})[0],
             "rendezvous: rank 3 of 4 by Open MPI (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE); set, but not "
@@ -1049,8 +1051,8 @@ TEST_F(RendezvousTest, AStaleFileIsNotTaken) {
   expect_they_meet(2, [](int rank) { return openmpi(rank, 2); });
 }
 
-// A script starts two programs one after the other under one mpirun: rank 1 of the second may come while rank
-// 0 of the first still says its goodbyes. It waits for the second's.
+// A script starts two programs one after the other under one mpirun. Rank 1 of the second may arrive while
+// rank 0 of the first is still leaving. It waits for rank 0 of the second program.
 TEST_F(RendezvousTest, AnEarlierProgramsStoreIsNotTaken) {
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   test::Pipe go;
@@ -1123,8 +1125,8 @@ TEST_F(RendezvousTest, AFolderOfOthersIsRefused) {
   refused("rendezvous: the folder " + folder + " belongs to user 4711; expected 0");
 }
 
-// Another user has made the folder before: the ranks find each other in the next, even those who look first
-// where he has given his up meanwhile.
+// Another user has made the folder before. The ranks find each other in the next folder, even ranks that
+// search first where that user has removed his folder meanwhile.
 TEST_F(RendezvousTest, AFolderInTmpThatAnotherUserHasTakenIsPassedOver) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can play another user";
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;

@@ -1,4 +1,4 @@
-// Two ranks that may use two cores, and therefore spin, run on one core: neither may waste the time of the
+// Two ranks that may use two cores, and therefore spin, run on one core. Neither may waste the time of the
 // other by spinning.
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -36,8 +36,8 @@ class SharedCore : public testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(Shm, SharedCore, testing::Values(Ranks::threads, Ranks::processes),
                          [](const auto& kind) { return to_string(kind.param); });
 
-// In processor time, which other programs on the machine do not stretch: spinning for as long as ranks on
-// cores of their own do takes some 100 µs a wait, and a call has one to three of them.
+// In processor time, which other programs on the machine do not change. Spinning for as long as ranks on
+// separate cores do takes some 100 µs a wait, and a call has one to three waits.
 TEST_P(SharedCore, RanksYieldToEachOther) {
   if (usable_cores() < 2) GTEST_SKIP() << "on one core ranks never spin";
   run_ranks(GetParam(), 2, [](Rank& r) {

@@ -131,7 +131,7 @@ TEST_P(Shrink, RanksThatLeft) {
       options());
 }
 
-// The others wait for an absent rank up to the limit; it gets an error when it comes: in a call of the old
+// The others wait for an absent rank up to the limit. It gets an error when it arrives: in a call of the old
 // group and in shrink.
 TEST_P(Shrink, WhoComesTooLateIsOut) {
   run_ranks(
@@ -148,7 +148,8 @@ TEST_P(Shrink, WhoComesTooLateIsOut) {
             EXPECT_THAT(ranks_of(e), ElementsAre(1));
             EXPECT_STREQ(e.what(),
                          "shrink: rank 1 is not in the new group, which the others, ranks 0, 2, have made "
-                         "without it: it came too late, or was taken for dead [group \"world\", rank 1]");
+                         "without it: it arrived too late, or the others considered it dead [group "
+                         "\"world\", rank 1]");
           }
         } else {
           const auto began = Clock::now();
@@ -159,7 +160,7 @@ TEST_P(Shrink, WhoComesTooLateIsOut) {
           const Error e = failed_call(r.group());
           EXPECT_EQ(e.code(), ErrorCode::peer_lost);
           EXPECT_THAT(ranks_of(e), ElementsAre(1));
-          EXPECT_THAT(e.what(), HasSubstr("shrink: the group goes on as ranks 0, 2 without rank 1"));
+          EXPECT_THAT(e.what(), HasSubstr("shrink: the group continues as ranks 0, 2 without rank 1"));
           r.store->set("made", "1");
         }
         r.meet("end");
@@ -282,8 +283,8 @@ TEST_P(ShrinkProcesses, KilledRanks) {
   }
 }
 
-// One more dies while the others make the group of the survivors: after it has signed, before it has come to
-// the others.
+// One more rank dies while the others make the group of the survivors, after it has signed and before it has
+// connected to the others.
 TEST_P(ShrinkProcesses, KilledDuringShrink) {
   RankProcesses ranks(
       4,
@@ -346,8 +347,8 @@ TEST_P(ShrinkProcesses, AStoppedRankThatComesBackIsOut) {
   ranks.finish();
 }
 
-// A rank is stopped after it has signed the roll: the others wait until the limit, then make the group
-// without it; when it continues, it is in no group.
+// A rank is stopped after it has signed the roll. The others wait until the limit, then make the group
+// without it. When it continues, it is in no group.
 TEST_P(ShrinkProcesses, StoppedDuringShrink) {
   RankProcesses ranks(
       3,
@@ -405,14 +406,14 @@ TEST(ShrinkOnProcesses, TheStoreIsLost) {
     EXPECT_LT(Clock::now() - began, 4s);
     EXPECT_EQ(e.code(), ErrorCode::peer_lost);
     EXPECT_THAT(e.what(),
-                HasSubstr("shrink: the store is lost, and without it the ranks that are left cannot "
-                          "agree: store: key \"weft/world#1/shrink0/roll\": the server at 127.0.0.1:"));
+                HasSubstr("shrink: the store is lost, and without it the remaining ranks cannot agree: "
+                          "store: key \"weft/world#1/shrink0/roll\": the server at 127.0.0.1:"));
     EXPECT_THAT(e.what(), HasSubstr("[group \"world\", rank " + std::to_string(r.rank) + "]"));
   });
   ranks.finish({0});
 }
 
-// A rank is stopped instead: shrink says so in time, too.
+// A rank is stopped instead. shrink reports that in time, too.
 TEST(ShrinkOnProcesses, TheStoreIsStopped) {
   const RankOptions options;
   RankProcesses ranks(
@@ -430,7 +431,7 @@ TEST(ShrinkOnProcesses, TheStoreIsStopped) {
         const auto began = Clock::now();
         EXPECT_THAT(
             error_text([&] { g.shrink(1s); }),
-            HasSubstr("shrink: the store is lost, and without it the ranks that are left cannot agree: "));
+            HasSubstr("shrink: the store is lost, and without it the remaining ranks cannot agree: "));
         EXPECT_LT(Clock::now() - began, 10s);
         r.store->set("told", "1");
       },

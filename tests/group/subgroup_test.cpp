@@ -214,7 +214,7 @@ TEST_P(Subgroup, WaitsInOppositeOrder) {
   });
 }
 
-// One group waits when the world fails: the other continues.
+// One group waits when the world fails. The other group continues.
 TEST_P(Subgroup, FailureOfOneGroupLeavesTheOthersAlone) {
   run(2, [](Rank& r) {
     const std::vector<int> ranks{0, 1};
@@ -229,7 +229,8 @@ TEST_P(Subgroup, FailureOfOneGroupLeavesTheOthersAlone) {
 
 // Two threads per rank, each with its own group, at different speeds.
 TEST_P(Subgroup, TwoThreadsTwoGroups) {
-  // A block that the peer frees in one thread and lends in the other is handed on if nobody here sees it.
+  // A block that the peer frees in one thread and exposes in the other is used again if no rank here notices
+  // it.
   if (GetParam().kind == Ranks::processes && !kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   run(2, [](Rank& r) {
     const std::vector<int> ranks{0, 1};
@@ -331,7 +332,7 @@ class FewDescriptors {
   std::vector<int> taken_;
 };
 
-// With one descriptor left rank 0 has memory for the group, but cannot let in who asks for it.
+// With one descriptor left rank 0 has memory for the group, but cannot accept connections that ask for it.
 class SplitsWithFewDescriptors : public testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Of, SplitsWithFewDescriptors, testing::Values(0, 1),
                          [](const auto& p) { return "rank_" + std::to_string(p.param); });

@@ -38,8 +38,8 @@ INSTANTIATE_TEST_SUITE_P(Of, Watch,
 #define SKIP_WITHOUT_GLOO() \
   if (GetParam().name == std::string("gloo") && !WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo"
 
-/// A thread of rank 0 that sends small messages to a thread of rank 1 in the group that is stuck, one every
-/// `pause`, until the group fails, or for a time that is far beyond what the tests allow.
+/// A thread of rank 0 sends small messages to a thread of rank 1 in the group that is stuck, one every
+/// `pause`. It does so until the group fails, or for a time that is far beyond what the tests allow.
 class Heartbeats {
  public:
   Heartbeats(Rank& r, ProcessGroup& group, Duration pause) {
@@ -66,7 +66,7 @@ class Heartbeats {
   std::thread thread_;
 };
 
-// However often the messages come: a waiter that sleeps between them, and one that never may.
+// However often the messages arrive: a waiter that sleeps between them, and a waiter that never may sleep.
 TEST_P(Watch, TrafficDoesNotHideAnAbsentRank) {
   SKIP_WITHOUT_GLOO();
   RankOptions options;
@@ -94,7 +94,7 @@ TEST_P(Watch, TrafficDoesNotHideAnAbsentRank) {
       options);
 }
 
-// A program that calls done() now and then, and does other things in between, gets the error no later.
+// A program that calls done() from time to time, and does other things in between, gets the error no later.
 TEST_P(Watch, WhoAsksRarelyHearsInTime) {
   SKIP_WITHOUT_GLOO();
   RankOptions options;
@@ -285,8 +285,8 @@ TEST(WatchOfOne, GapsThatComeEachTimeCount) {
   EXPECT_LE(asked, 8);
 }
 
-// A program that waits a little, several polls long, and computes in between, is no different: those polls
-// do not make each gap a new one.
+// A program that waits a little, several polls long, and computes in between, is no different. Those polls do
+// not make each gap a new one.
 TEST(WatchOfOne, GapsBetweenShortWaitsCount) {
   Alone a;
   const Moving other(progress_of(a.context, 0), 20s);  // keeps the waiter awake
@@ -358,8 +358,8 @@ TEST_P(Suspended, TimeInWhichNobodyRanDoesNotCount) {
     for (const char* rank : {"/0", "/1", "/2"}) ranks.store().get(name + rank, Deadline::after(30s));
     for (int r = 0; r < 3; ++r) ranks[r].stop();
     std::this_thread::sleep_for(1500ms);
-    // Ranks do not continue all at once: the first rank waits for the others, and not only for the rest of
-    // its deadline.
+    // Ranks do not continue all at once. The first rank waits for the others, and not only for the remaining
+    // part of its deadline.
     ranks[0].resume();
     ranks[1].resume();
     std::this_thread::sleep_for(150ms);

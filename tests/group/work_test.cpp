@@ -84,7 +84,7 @@ TEST_F(Coalesced, AnArgumentWrongInTheLastThrowsBeforeTheFirstIsSent) {
   g.barrier().wait();
 }
 
-// No call may use memory that another one writes: chance would decide which of the two is first.
+// No call may use memory that another call writes, since chance would decide which of the two is first.
 TEST_F(Coalesced, MemoryOfAnotherCallIsRefused) {
   ProcessGroup g = make();
   std::vector<float> x(24), y(24);
@@ -115,7 +115,7 @@ TEST_F(Coalesced, MemoryOfAnotherCallIsRefused) {
       said({call::all_to_all_v(x, part(y, 0, 6), {counts, even}, {counts}), call::recv(part(x, 17, 1), 2)}),
       "coalesced: out of call 1 (recv) overlaps in of call 0 (all_to_all_v)" + expected);
   EXPECT_TRUE(recording.posted().empty()) << "before the first is sent";
-  // These calls do not conflict: their memory does not overlap, or is only read. Interleaved blocks,
+  // These calls do not conflict. Their memory does not overlap, or is only read. Interleaved blocks,
   // neighbours, in place, no elements.
   g.coalesced({call::all_gather_v(part(y, 0, 2), y, {counts, even}),
                call::all_gather_v(part(x, 0, 2), y, {counts, odd}), call::send(part(y, 4, 4), 1),
@@ -143,7 +143,7 @@ TEST_F(Coalesced, MemoryIsJudgedAsByThePlainRule) {
     std::vector<Call> calls;
     const std::size_t n = 2 + below(70);
     for (std::size_t i = 0; i < n; ++i) {
-      // Each call gets a place of its own, except one in ten, which may begin or end in a neighbouring
+      // Each call gets a separate place, except one in ten, which may begin or end in a neighbouring
       // place.
       Part p{i * 56, 1 + below(56), below(2) == 0};
       if (below(10 * n) < 5) p = {below(kBytes - 200), below(200), below(2) == 0};
@@ -344,8 +344,8 @@ TEST_F(Coalesced, WaitOnAHostBackendWaitsForAll) {
   EXPECT_FALSE(failing.valid());
 }
 
-// Two threads in batches of their own, a third without one: what the backend hears comes in turn (the
-// recording backend looks), and its last word is an end.
+// Two threads in batches of their own, and a third without a batch. The calls of the backend alternate
+// correctly (the recording backend checks that), and its last call ends a batch.
 TEST_F(Coalesced, BatchesOfSeveralThreads) {
   ProcessGroup g = make();
   recording.decide({.polls = 2});
@@ -527,7 +527,7 @@ TEST_P(Works, ASourceIsOfARecvThatIsDone) {
     const std::string none =
         "source: the Work is of no recv, or of one that has failed; expected one that is done";
     const std::string single =
-        "sources: the Work is not of coalesced calls, or of some that have failed; ask source()";
+        "sources: the Work is not of coalesced calls, or of some that have failed; call source()";
     ProcessGroup& g = rank.group();
     const int other = 1 - rank.rank;
     expect_no_source(Work(), none);
@@ -543,7 +543,7 @@ TEST_P(Works, ASourceIsOfARecvThatIsDone) {
     expect_no_source(any, "source: the recv is not done yet");
     expect_no_sources(any, single);
     EXPECT_EQ(named.source(), other);  // it names its source itself
-    expect_no_source(many, "source: the Work is of coalesced calls; expected one recv, or ask sources()");
+    expect_no_source(many, "source: the Work is of coalesced calls; expected one recv, or call sources()");
     expect_no_sources(many, "sources: recv 0 from any_source is not done yet");
     rank.meet("asked");
     for (int tag = 1; tag <= 3; ++tag) {
@@ -556,7 +556,7 @@ TEST_P(Works, ASourceIsOfARecvThatIsDone) {
     EXPECT_EQ(any.source(), other);
     EXPECT_EQ(named.source(), other);
     EXPECT_THAT(many.sources(), ElementsAre(other));
-    expect_no_source(many, "source: the Work is of coalesced calls; expected one recv, or ask sources()");
+    expect_no_source(many, "source: the Work is of coalesced calls; expected one recv, or call sources()");
     Work without = g.coalesced({call::barrier(), call::barrier()});
     EXPECT_THAT(without.sources(), ElementsAre());
     without.wait();

@@ -108,35 +108,38 @@ TEST(Allocator, ItsFailuresAreToldAndNothingIsLost) {
     EXPECT_EQ(memory.blocks(), 0u) << words;
     return words;
   };
-  EXPECT_EQ(text(Fault::gives_none, 100),
-            "storage: 100 bytes of local memory cannot be had: the host's allocator, asked for 128 bytes "
-            "aligned to "
-            "64, gave none");
+  EXPECT_EQ(
+      text(Fault::gives_none, 100),
+      "storage: 100 bytes of local memory cannot be allocated: the host's allocator, asked for 128 bytes "
+      "aligned to "
+      "64, gave none");
   EXPECT_EQ(text(Fault::throws, 64),
-            "storage: 64 bytes of local memory cannot be had: the host's allocator, asked for 64 bytes "
+            "storage: 64 bytes of local memory cannot be allocated: the host's allocator, asked for 64 bytes "
             "aligned to 64, "
             "threw: the pool is closed");
   EXPECT_EQ(text(Fault::throws_a_number, 64),
-            "storage: 64 bytes of local memory cannot be had: the host's allocator, asked for 64 bytes "
+            "storage: 64 bytes of local memory cannot be allocated: the host's allocator, asked for 64 bytes "
             "aligned to 64, "
             "threw: an exception of type int");
   const std::string misaligned = text(Fault::misaligned, 64);
   const std::string head =
-      "storage: 64 bytes of local memory cannot be had: the host's allocator, asked for 64 bytes aligned to "
+      "storage: 64 bytes of local memory cannot be allocated: the host's allocator, asked for 64 bytes "
+      "aligned to "
       "64, gave "
       "0x";
   EXPECT_EQ(misaligned.substr(0, head.size()), head);
-  EXPECT_EQ(misaligned.substr(misaligned.find(',', head.size())), ", which is not aligned so");
+  EXPECT_EQ(misaligned.substr(misaligned.find(',', head.size())), ", which is not aligned in this way");
   // The device of the CPU says the same.
   memory.fail_after(0, Fault::gives_none);
   EXPECT_EQ(error_text(ErrorCode::system, [&] { context.device({}).allocate(0, {}); }),
-            "storage: 0 bytes of local memory cannot be had: the host's allocator, asked for 64 bytes "
+            "storage: 0 bytes of local memory cannot be allocated: the host's allocator, asked for 64 bytes "
             "aligned to 64, "
             "gave none");
   memory.give_again();
   const std::int64_t before = memory.asked();
-  EXPECT_EQ(error_text(ErrorCode::system, [&] { Storage::allocate(context, Memory::local, SIZE_MAX); }),
-            "storage: 18446744073709551615 bytes of local memory cannot be had: Cannot allocate memory");
+  EXPECT_EQ(
+      error_text(ErrorCode::system, [&] { Storage::allocate(context, Memory::local, SIZE_MAX); }),
+      "storage: 18446744073709551615 bytes of local memory cannot be allocated: Cannot allocate memory");
   EXPECT_EQ(memory.asked(), before) << "no allocator has so much";
   EXPECT_EQ(Storage::allocate(context, Memory::local, 8).bytes(), 8u) << "and the Context goes on";
   EXPECT_EQ(memory.blocks(), 0u);

@@ -441,7 +441,7 @@ TEST_F(ArenaTest, ReadersNeedNoLock) {
   for (std::thread& t : readers) t.join();
 }
 
-// With little address space left segments shrink; with none, local memory takes over.
+// With little address space left segments shrink. With none, local memory is used instead.
 TEST(ArenaLimits, SegmentsAreHalvedWhereTheSystemRefuses) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers need the address space that this test takes away";
@@ -501,15 +501,15 @@ TEST(ArenaLimits, WithoutRoomLocalMemoryIsGivenAndOneLineSaysSo) {
       ADD_FAILURE() << "no error";
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::system);
-      EXPECT_EQ(
-          std::string(e.what()),
-          "storage: 67108864 bytes of local memory cannot be had: Cannot allocate memory (ulimit -v is 4)");
+      EXPECT_EQ(std::string(e.what()),
+                "storage: 67108864 bytes of local memory cannot be allocated: Cannot allocate memory (ulimit "
+                "-v is 4)");
     }
     EXPECT_EQ(lines.size(), 1u);
-    EXPECT_EQ(
-        lines.at(0),
-        "[host] shared memory of 4096 bytes cannot be had (Cannot allocate memory (ulimit -v is 4)); local "
-        "memory is used instead, and collectives on it copy");
+    EXPECT_EQ(lines.at(0),
+              "[host] shared memory of 4096 bytes cannot be allocated (Cannot allocate memory (ulimit -v is "
+              "4)); local "
+              "memory is used instead, and collectives on it copy");
     return 0;
   });
   EXPECT_TRUE(result.ok()) << test::to_string(result);
@@ -522,7 +522,7 @@ TEST(ArenaLimits, MoreThanTheMachineHasIsRefused) {
   Context context({.log_level = LogLevel::info,
                    .log_sink = [&](LogLevel, std::string_view line) { lines.emplace_back(line); }});
   EXPECT_EQ(arena_of(context).allocate(64 * kTib), nullptr);  // 64 TiB, half of the address space
-  EXPECT_THAT(lines, testing::ElementsAre(testing::HasSubstr("cannot be had (Cannot allocate memory")));
+  EXPECT_THAT(lines, testing::ElementsAre(testing::HasSubstr("cannot be allocated (Cannot allocate memory")));
   EXPECT_EQ(Storage::allocate(context, Memory::shared, kMiB).memory(), Memory::shared);
 }
 
@@ -542,7 +542,7 @@ TEST(ArenaLimits, AFileSizeLimitDoesNotKill) {
 }
 
 // If no memory can be made that others map (a file-size limit of 0 stands for a refused memfd_create),
-// threads of one process go on as before.
+// threads of one process continue as before.
 TEST(ArenaLimits, WithoutMemfdThreadsGoOn) {
   const auto result = test::run_in_child([] {
     rlimit limit{};

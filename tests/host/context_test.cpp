@@ -141,7 +141,7 @@ TEST(Context, LeavesNoDescriptorBehind) {
   EXPECT_EQ(test::count_descriptors(), before);
 }
 
-// In a process of its own: a process reads the variable once.
+// In a separate process, since a process reads the variable once.
 TEST(ContextDeath, RefusesAWrongInstructionSet) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   ::setenv("WEFT_CPU_ISA", "avx1024", 1);

@@ -43,10 +43,10 @@ TEST(Dependents, AContextThatEndsBeforeItsMemoryIsTold) {
     const Ended ended =
         context_first([&](Context& context) { return Storage::allocate(context, memory, 4096); });
     EXPECT_EQ(ended.signal, SIGABRT);
-    EXPECT_EQ(
-        ended.said,
-        "weft: context: destroyed before 1 block of memory (tensors); expected the Context to outlive all "
-        "that was made with it (in a class, declare the Context before its groups and tensors)\n");
+    EXPECT_EQ(ended.said,
+              "weft: context: destroyed before 1 block of memory (tensors); expected the Context to exist "
+              "longer than all objects that were made with it (in a class, declare the Context before its "
+              "groups and tensors)\n");
   }
 }
 

@@ -46,14 +46,14 @@ TEST_F(Devices, AreFoundByName) {
                        [&] {
                          context.device({DeviceKind::cuda, 3});
                        }),
-            "device cuda:3 is not in this Context, which has cpu, cuda:0; Context::add_device brings one");
+            "device cuda:3 is not in this Context, which has cpu, cuda:0; Context::add_device adds one");
   EXPECT_EQ(error_text(ErrorCode::unsupported,
                        [&] {
                          Tensor(context, {2}, DType::f32, Memory::local, {{DeviceKind::cuda, 3}});
                        }),
-            "device cuda:3 is not in this Context, which has cpu, cuda:0; Context::add_device brings one");
+            "device cuda:3 is not in this Context, which has cpu, cuda:0; Context::add_device adds one");
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { context.add_device(std::make_unique<LateDevice>()); }),
-            "context: device cuda:0 is there already; expected another");
+            "context: device cuda:0 is in it already; expected another");
 }
 
 TEST_F(Devices, TensorsThereAreNotTheHosts) {
@@ -261,7 +261,7 @@ TEST_F(Devices, AComputeHasADevice) {
                        [&] {
                          Compute(context, 1, {DeviceKind::cuda, 7});
                        }),
-            "device cuda:7 is not in this Context, which has cpu, cuda:0; Context::add_device brings one");
+            "device cuda:7 is not in this Context, which has cpu, cuda:0; Context::add_device adds one");
 }
 
 }  // namespace

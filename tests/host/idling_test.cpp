@@ -28,7 +28,7 @@ TEST(SpinLimit, AloneOnACoreItSpinsAgain) {
   EXPECT_EQ(limit.polls(), kSpins);
 }
 
-// Beside it spinning is right: each yield costs one of its time slices.
+// Next to such a program spinning is right, since each yield costs one of its time slices.
 TEST(SpinLimit, AProgramThatComputesDoesNotCount) {
   SpinLimit limit;
   for (int i = 0; i < 20; ++i) limit.came_in_yield(3ms);

@@ -71,9 +71,9 @@ TEST(LocalMemory, CachesNoMoreThanWasEverInUse) {
 TEST(LocalMemory, RefusesWhatTheSystemRefuses) {
   LocalMemory memory;
   for (const std::size_t bytes : {SIZE_MAX, SIZE_MAX / 2, std::size_t{1} << 60})
-    EXPECT_EQ(
-        test::error_text(ErrorCode::system, [&] { memory.allocate("test", bytes); }),
-        "test: " + std::to_string(bytes) + " bytes of local memory cannot be had: Cannot allocate memory");
+    EXPECT_EQ(test::error_text(ErrorCode::system, [&] { memory.allocate("test", bytes); }),
+              "test: " + std::to_string(bytes) +
+                  " bytes of local memory cannot be allocated: Cannot allocate memory");
   EXPECT_EQ(memory.counters().in_use_bytes, 0u);
 }
 

@@ -50,8 +50,8 @@ Kept region_and_block(Context& context) {
   return {host_peers_of(context).offer("group", 4096), Storage::allocate(context, Memory::shared, 10000)};
 }
 
-// A child with a Context of its own: it makes the objects to be kept, reports its address, serves, and then
-// waits to be killed or asked to end.
+// A child with a Context of its own. It makes the objects to be kept, reports its address, serves, and then
+// waits until it is killed or asked to end.
 struct Peer {
   Pipe from_child, to_child;
   std::optional<ChildProcess> process;
@@ -322,7 +322,7 @@ TEST(HostPeers, WhatCannotBeOpenedIsAskedFor) {
   }
 }
 
-// It keeps its pid, and its children hold copies of all that it had open.
+// It keeps its pid, and its children hold copies of all descriptors that it had open.
 TEST(HostPeers, TellsAProcessThatBecameAnother) {
   Pipe address_out, go;
   ChildProcess child = ChildProcess::fork([&] {
@@ -346,7 +346,8 @@ TEST(HostPeers, TellsAProcessThatBecameAnother) {
   EXPECT_FALSE(child.wait(0ms).has_value());  // still there
 }
 
-// From here on this process has one processor, and whatever else wants to run there waits until it sleeps.
+// From here on this process has one processor. Another program that is to run there waits until this process
+// sleeps.
 bool take_one_processor() {
   cpu_set_t one;
   CPU_ZERO(&one);
@@ -674,8 +675,8 @@ TEST(HostPeers, LeavesNoDescriptorBehind) {
   EXPECT_EQ(test::count_descriptors(), before);
 }
 
-// A peer process whose Context is gone counts as ended, though the process goes on, and though its own
-// children hold copies of its sockets.
+// A peer process whose Context is gone counts as ended, even if the process continues and its own children
+// hold copies of its sockets.
 TEST(HostPeers, TellsAContextThatEnded) {
   Context context;
   auto other = std::make_unique<Context>();

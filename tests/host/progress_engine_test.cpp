@@ -92,7 +92,7 @@ TEST(Progress, SleepsUntilRungAndAnnouncesIt) {
   list.remove(&a);
 }
 
-// With two sleepers the announcement stands until the last is awake, and a group added meanwhile makes it
+// With two sleepers the announcement stays until the last is awake. A group that is added meanwhile makes it
 // too.
 TEST(Progress, TheLastSleeperTakesTheAnnouncementBack) {
   Context context;

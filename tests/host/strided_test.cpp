@@ -59,8 +59,9 @@ TEST(CopyRuns, StepsBackwardsAndStaysInPlace) {
   }
 }
 
-// A box of a larger array: how many elements in each dimension, of how many. Lists: places in the array, and
-// in the packed elements, of the indices of the first dimension; empty: as they are.
+// A box of a larger array: for each dimension the elements of the box, and those of the array. Lists: places
+// in the array, and in the packed elements, of the indices of the first dimension. Empty: the indices
+// themselves.
 struct BoxOf {
   std::vector<std::int64_t> counts, extents, list{}, packed_list{};
   std::int64_t offset_of(std::int64_t element, bool packed, std::int64_t size) const {

@@ -96,7 +96,8 @@ TEST_F(TensorTest, RefusesWhatCannotBe) {
   EXPECT_NO_THROW(Tensor(t.storage(), 8, {2}, DType::f32));
 }
 
-// An empty handle is a scalar, and one that was moved from keeps its shape: neither has elements to read.
+// An empty handle is a scalar, and a handle that was moved from keeps its shape. Neither has elements to
+// read.
 TEST_F(TensorTest, RefusesToReadWithoutMemory) {
   Tensor given(context, {2, 3});
   const Tensor taken = std::move(given);
@@ -108,7 +109,7 @@ TEST_F(TensorTest, RefusesToReadWithoutMemory) {
 }
 
 TEST_F(TensorTest, ALayoutIsStatedAndDroppedByReshape) {
-  // The base layer knows the layout only as a pointer; here it points to another object, which it does not
+  // The base layer knows the layout only as a pointer. Here it points to another object, which it does not
   // own.
   const LayoutRef layout(std::shared_ptr<void>(), reinterpret_cast<const Layout*>(this));
   const Tensor t = Tensor(context, {4}).with_layout(layout);

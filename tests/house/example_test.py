@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""The programs of a page: runs its commands and compares what they print with what the page shows.
+"""The programs of a page: runs its commands and compares their output with what the page shows.
 
     example_test.py PAGE.md FOLDER_OF_PROGRAMS
     example_test.py --extract PAGE.md FOLDER     writes the page's programs there and prints their names
 
 A program is a block of code in cpp whose first line is `// name.cpp`. Blocks without a language come in
-pairs: a command, and what it prints. The prefix that `weft run` puts before each line is left out; where
-several ranks print, lines may come in any order.
+pairs: a command, and its output. The prefix that `weft run` puts before each line is removed. If several
+ranks print, lines may come in any order.
 """
 import pathlib
 import re
@@ -24,13 +24,13 @@ def extract(page, folder):
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in programs:
         file = folder / f"{name}.cpp"
-        if not file.exists() or file.read_text() != text:  # else nothing is compiled again
+        if not file.exists() or file.read_text() != text:  # otherwise nothing is compiled again
             file.write_text(text)
     print(";".join(name for name, _ in programs), end="")
 
 
 def run(page, programs):
-    # A block with a language is skipped as a whole, so that its end is not taken for a beginning.
+    # A block with a language is skipped as a whole, so its end is not taken for the start of a block.
     blocks = [text for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL) if not language]
     if len(blocks) < 2 or len(blocks) % 2:
         sys.exit(f"{page}: {len(blocks)} blocks of code without a language; expected pairs of a command and what it prints")

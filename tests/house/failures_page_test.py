@@ -3,10 +3,10 @@
 
     failures_page_test.py PAGE BIN [--write] [--without NAME ...]
 
-A block of the page that begins with "$ " is a command and its output. Numbers of processes and times are
-not compared, nor the order of lines, since ranks print side by side. Warnings may come that the page does
-not show: a slow machine waits longer. --write puts what was printed into the page. Blocks whose command
-needs a NAME of --without are left out, by name.
+A block of the page that begins with "$ " is a command and its output. Numbers of processes, times and the
+order of lines are not compared, since ranks print at the same time. The output may have warnings that the
+page does not show, because a slow machine waits longer. --write puts the output into the page. Blocks whose
+command needs a NAME of --without are left out and listed by name.
 """
 import argparse
 import os
@@ -17,13 +17,12 @@ import sys
 
 BLOCK = re.compile(r"```\n\$ ([^\n]*)\n(.*?)```", re.S)
 PAIR = re.compile(r"rank (\d+) called ([^\]]*) \[call (\d+)\], rank (\d+) ([^\]]*) \[call (\d+)\]")
-# A rank that comes to the call a little later than the others is still in its last one, or has not answered
-# yet.
+# A rank that is a little later than the others is still in its last call, or has not answered yet.
 LAST = re.compile(r"last calls: rank 1 (finished|called) [^;]*\[call 2\]; .*\[call 3\](?= \[group)")
 
 
 def plain(line):
-    """The line without what differs from run to run."""
+    """The line without the parts that differ from run to run."""
     def in_order(m):
         a, b = (m[1], m[2], m[3]), (m[4], m[5], m[6])
         return "ranks called " + ", ".join(f"{r}: {what} [{call}]" for r, what, call in sorted([a, b]))
@@ -40,7 +39,7 @@ def run(command, bin_folder):
     environment["PATH"] = f"{bin_folder}:{environment['PATH']}"
     environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     environment["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
-    # of a pipe: how the job ended, not what reads it
+    # a pipe's status is that of the job, not that of the program that reads it
     done = subprocess.run(["bash", "-c", command + "\nexit ${PIPESTATUS[0]}"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           stdin=subprocess.DEVNULL, timeout=60, check=False)
     text = done.stdout.decode().replace("\r", "")

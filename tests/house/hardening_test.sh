@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Files that are linked with hardening have (docs/decisions/2026-11-27-hardening.md): tables of addresses
-# that are read-only once the program runs, all functions found before it runs, stacks that are not
-# executable, canaries, and copies whose size is checked; programs lie at addresses at random.
+# Checks that files linked with hardening have these properties (docs/decisions/2026-11-27-hardening.md):
+# tables of addresses are read-only while the program runs, all functions are bound before it runs, stacks are
+# not executable, there are canaries, and the sizes of copies are checked. Programs are loaded at random
+# addresses.
 #
 #   hardening_test.sh FILE...     shared libraries, plug-ins, programs and archives
 set -euo pipefail
@@ -13,7 +14,7 @@ for file in "$@"; do
   checked=$((checked + 1))
   name=$(basename "$file")
   symbols=$(nm "$file" 2>/dev/null || true; nm -D "$file" 2>/dev/null || true)
-  # A part without arrays on its stack, as a small plug-in may be, has no canary.
+  # A file without arrays on its stack, for example a small plug-in, has no canary.
   case $name in
     libweft.* | libweft_train.* | weft)
       grep -q '__stack_chk_fail' <<<"$symbols" || fail "$name has no canaries (-fstack-protector-strong)"

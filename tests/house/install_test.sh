@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs a build into a fresh prefix, moves it to another place, and uses it there as a user does: the C++
-# program of README.md, the commands and CMake lines of docs/install.md are taken as they stand; examples/c
-# and README's program are built by pkg-config, too; the installed launcher starts the ranks. In the end
+# Installs a build into a fresh prefix, moves it to another place, and uses it there as a user does. The C++
+# program of README.md and the commands and CMake lines of docs/install.md are used unchanged. examples/c and
+# README's program are built by pkg-config, too, and the installed launcher starts the ranks. At the end
 # `uninstall` leaves nothing.
 #
 #   install_test.sh SOURCE BUILD
@@ -18,7 +18,7 @@ fence() {
   awk -v open='```'"$2" -v wanted="$3" '$0 == open { on = ++seen == wanted; next } $0 == "```" { on = 0 } on' "$source_dir/$1"
 }
 
-# as_user COMMANDS: in the folder of the program; $HOME of docs/install.md is ours.
+# as_user COMMANDS: runs them in the folder of the program; $HOME of docs/install.md is a folder of this test.
 as_user() {
   (cd "$work/hello" && HOME=$work/home bash -euo pipefail -c "$1") >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "$1"; }
 }
@@ -32,7 +32,7 @@ expect_sum() {
   echo "$1: ok"
 }
 
-# The first block of docs/install.md builds weft and installs it; here it is built already.
+# The first block of docs/install.md builds weft and installs it; this test has a build already.
 mkdir -p "$work/hello" "$work/made" "$work/home" "$work/weft/build"
 ln -s "$build_dir" "$work/weft/build/install"
 install=$(fence docs/install.md sh 1)
@@ -45,7 +45,7 @@ done
 (cd / && mv "$work/made/weft" "$prefix")
 ! grep -rlF "$work/made" "$prefix" --include='*.pc' --include='*.cmake' || fail "these files name the prefix that was"
 
-# Every link of an installed page that does not leave the machine leads to something.
+# Every link of an installed page that stays on the machine leads to an existing file.
 python3 - "$prefix/share/doc/weft" <<'END' || fail "links of installed pages lead nowhere"
 import pathlib, re, sys
 top = pathlib.Path(sys.argv[1])
@@ -81,9 +81,9 @@ if command -v pkg-config >/dev/null; then
   grep -q '100 steps: heat 960.000000, 0 cells differ from one rank.s$' "$work/user.log" || { cat "$work/user.log"; fail "examples/c/stencil by pkg-config"; }
   as_user 'cc -std=c11 -Wall -Wextra -Wpedantic -Werror '"$source_dir"'/examples/c/host/host.c -o host_in_c $(pkg-config --cflags --libs weft) -pthread && ./host_in_c'
   grep -q '^all_reduce over queues: 10 on every rank$' "$work/user.log" || { cat "$work/user.log"; fail "examples/c/host by pkg-config"; }
-  # The examples in other languages, by the commands in their first comments; and that their declaration of
-  # weft_error is right.
-  export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}  # HOME is another one in as_user
+  # The examples in other languages, by the commands in their first comments; also a check that their
+  # declaration of weft_error is right.
+  export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}  # HOME is a different folder in as_user
   for example in rust/hello.rs:rustc fortran/hello.f90:gfortran; do
     compiler=${example#*:} example=${example%:*}
     if ! $compiler --version >/dev/null 2>&1; then
@@ -108,7 +108,7 @@ else
   echo "pkg-config: skipped, it is not installed"
 fi
 
-# The text of find_package about a missing component.
+# The error text of find_package about a missing component.
 refused_package() {  # LANGUAGES COMPONENT TEXT
   mkdir -p "$work/refused"
   printf 'cmake_minimum_required(VERSION 3.20)\nproject(refused LANGUAGES %s)\nfind_package(weft REQUIRED COMPONENTS %s)\n' "$1" "$2" >"$work/refused/CMakeLists.txt"
@@ -120,7 +120,7 @@ refused_package() {  # LANGUAGES COMPONENT TEXT
 }
 refused_package CXX nonsense 'weft has no component "nonsense"; its components are train, static and train_static'
 
-# The two smaller umbrellas, each in a program of its own; the component train.
+# The two smaller umbrella headers, each in a program of its own; the component train.
 mkdir "$work/umbrellas"
 cat >"$work/umbrellas/group.cpp" <<'END'
 #include <weft/group.hpp>
@@ -155,7 +155,7 @@ if [ -n "$(find "$prefix" -name 'libweft_train.so')" ]; then
   as_user 'cmake -G Ninja -S ../umbrellas -B ../umbrellas/build -DCMAKE_PREFIX_PATH="$HOME/weft" && cmake --build ../umbrellas/build'
   as_user '"$HOME/weft/bin/weft" run -n 2 -- ../umbrellas/build/with_group && ../umbrellas/build/with_train'
   echo "weft/group.hpp, weft/train.hpp: ok"
-  # A build without it: its targets are those of weft alone.
+  # A build without it has only the targets of weft.
   list=$(find "$prefix" -name weftTargets.cmake)
   cp "$list" "$work/weftTargets.cmake"
   sed -i 's/weft::weft_train/weft::other/g' "$list" $(dirname "$list")/weftTargets-*.cmake
@@ -167,7 +167,7 @@ else
 fi
 
 # One program linked to libweft.so and to libweft.a, by CMake and by pkg-config. --static is for programs that
-# need no library at all.
+# need no shared library at all.
 if [ -e "$(dirname "$libraries")/libweft.a" ]; then
   mkdir "$work/outside"
   cat >"$work/outside/CMakeLists.txt" <<END
@@ -207,7 +207,7 @@ END
     grep -qF "$wanted" "$work/user.log" || { cat "$work/user.log"; fail "$program says otherwise of a plug-in: $wanted"; }
     expect_sum "$program"
   done
-  # Without it CMake says why.
+  # If it is missing, CMake says why.
   list=$(find "$prefix" -name weftStaticTargets.cmake)
   mv "$list" "$work/"
   said=$(cmake -G Ninja -S "$work/outside" -B "$work/outside/none" -DCMAKE_PREFIX_PATH="$prefix" 2>&1) && fail "find_package finds a libweft.a that is not there"
@@ -217,7 +217,7 @@ else
   echo "libweft.a: skipped, it is not built (WEFT_STATIC)"
 fi
 
-# An older standard is refused in words.
+# An older standard is refused with an error text.
 said=$(c++ -std=c++17 -fsyntax-only -I"$prefix/include" -x c++ - <<<'#include <weft/group/process_group.hpp>' 2>&1) && fail "C++17 was accepted"
 grep -q '^[^ ]*: error: #error "weft needs C++20: compile with -std=c++20' <<<"$said" || fail "C++17 is refused as: $(head -n 3 <<<"$said")"
 
@@ -227,8 +227,8 @@ for file in doc/weft/LICENSE doc/weft/README.md doc/weft/docs/overview.md doc/we
 done
 examples=$prefix/share/doc/weft/examples
 
-# The installed examples. Those that the build has compiled anyway are linked only against what was installed,
-# further down.
+# The installed examples. Programs that the build has compiled already are only linked against the installed
+# files, further down.
 cmake -G Ninja -S "$examples" -B "$work/examples" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
 cmake --build "$work/examples" --target gradients_in_c host_in_c stencil_in_c >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
 timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/gradients_in_c" >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "examples/c/gradients"; }
@@ -292,13 +292,13 @@ cmake --build "$work/examples" --target weft_backend_example >"$work/cmake.log" 
 ln -s examples/backend "$work/backend"
 WEFT_BACKEND_PATH=$work/backend "$prefix/bin/weft" doctor | grep >/dev/null "example *named pipes in a folder ($work/backend/" ||
   { echo "FAILED: weft doctor does not find the example backend"; exit 1; }
-# The last one: ranks that wait in a chain behind one that is stopped.
+# The last example: ranks that wait in a chain behind a stopped rank.
 for flags in "--programs 30 --seed 1" "--programs 15 --faults --seed 1" "--only 52 --faults --seed 2"; do
   TMPDIR=$work WEFT_BACKEND_PATH=$work/backend timeout 120 "$prefix/bin/weft" check --backend example $flags --progress none \
     >"$work/check.log" 2>&1 || { echo "FAILED: weft check --backend example $flags"; tail -40 "$work/check.log"; exit 1; }
 done
 if [ -x "$build_dir/bin/backends_conformance_test" ]; then
-  # The folder that killed ranks leave goes with the next job; the folder of one that lives stays.
+  # The next job removes the folder that killed ranks leave. The folder of a live rank stays.
   mkdir "$work/weft-example-killed" "$work/weft-example-alive" && touch "$work/weft-example-killed/alive" "$work/weft-example-alive/alive"
   exec 8<"$work/weft-example-alive/alive" && flock -s 8
   TMPDIR=$work WEFT_BACKEND_PATH=$work/backend WEFT_TEST_BACKEND=example timeout 200 "$prefix/bin/weft" run -n 2 -- \
@@ -314,7 +314,7 @@ else
   echo "example backend: built; conformance skipped, the tests are not built"
 fi
 
-# Nothing of the build is needed any more, and nothing private has leaked.
+# Nothing of the build is needed any more, and no private file is installed.
 if ldd "$work/hello/build/hello" | grep >/dev/null "$build_dir"; then fail "the program still needs $build_dir"; fi
 if grep -rqE '#include [<"](fmt|nlohmann|CLI)' "$prefix/include"; then fail "private headers in public ones"; fi
 
@@ -325,8 +325,8 @@ for plugin in "$(dirname "$libraries")"/weft/libweft_backend_*.so; do
   grep -qF "($plugin" "$work/doctor.log" || { cat "$work/doctor.log"; fail "weft doctor does not find $plugin"; }
 done
 
-# `weft bench` of the prefix that was moved: with its own programs, against the peers that were built, and
-# what it says without them.
+# `weft bench` of the prefix that was moved: with its own programs, against the peers that were built, and its
+# output without them.
 programs=$(find "$prefix" -name collectives_bench)
 if [ -n "$programs" ]; then
   programs=$(dirname "$programs")
@@ -349,7 +349,7 @@ else
   echo "weft bench: skipped, its programs are not built (Google Benchmark)"
 fi
 
-# Uninstalled, nothing is left. (It was moved, so it goes back.)
+# Uninstalled, nothing is left. (The prefix was moved, so it is moved back.)
 mv "$prefix" "$work/made/weft"
 if [ -L "$work/made/weft/lib" ]; then rm "$work/made/weft/lib"; fi
 grep uninstall <<<"$(cmake --build "$build_dir" --target help)" >/dev/null || fail "no target uninstall"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The needs and the exports of libweft, or libweft_train: the C and C++ libraries and fmt, no transport's
-# library (libweft_train: libweft and OpenMP, too); and among the names without C++ mangling those of
-# its headers of C, all of them and no others; of C++, names of weft alone.
+# Checks what libweft or libweft_train needs and exports. It needs the C and C++ libraries and fmt, and no
+# transport's library (libweft_train: libweft and OpenMP, too). Its names without C++ mangling are all names
+# of its headers of C and no others; its C++ names are names of weft alone.
 #
 #   library_test.sh LIBRARY.SO HEADERS-OF-C
 set -euo pipefail
@@ -20,7 +20,7 @@ for name in $needed; do
     *) fail "$what needs $name" ;;
   esac
 done
-# The same check for the libraries that those need in turn.
+# The same check for the libraries that these libraries need.
 if [ "$what" = libweft ] && ! grep -qE 'lib(a|ub|t)san' <<<"$needed"; then
   others=$(ldd "$library" | awk '{ print $1 }' | grep -vE '^(linux-vdso|.*/ld-linux|lib(c|m|stdc\+\+|gcc_s|fmt)\.so)' || true)
   [ -z "$others" ] || fail "libweft brings along $others"
@@ -28,13 +28,13 @@ fi
 grep -q 'not found' <(ldd "$library") && fail "$what does not find all it needs: $(ldd "$library")"
 
 given=$(nm -D --defined-only "$library" | awk '{ print $3 }' | sed 's/@.*//' | grep -vE '^(_Z|_init$|_fini$|WEFT_)' | sort -u)
-# Inline functions, whose closing brace begins a line, are each program's own; comments show calls.
+# Inline functions, whose closing brace begins a line, belong to each program; comments show calls.
 declared=$(sed -e '/^static inline /,/^}/d' -e '/^ \*/d' "$@" | grep -oE '\bweft_[a-z0-9_]+\(' | tr -d '(' | sort -u)
 [ -n "$declared" ] || fail "$* declare nothing"
 difference=$(diff <(echo "$declared") <(echo "$given") || true)
 [ -z "$difference" ] || fail "the headers declare (<) and $what gives (>): $difference"
-# Templates of other libraries are instantiated in the sources; they are not given to programs, which have
-# their own.
+# The sources instantiate templates of other libraries. These are not exported to programs, which have their
+# own.
 foreign=$(nm -DC --defined-only "$library" | cut -d ' ' -f 3- | grep -vE '^(WEFT_|((non-virtual thunk to|typeinfo for|typeinfo name for|vtable for) )?weft(::|_))' || true)
 [ -z "$foreign" ] || fail "$what gives what is not weft's: $foreign"
 

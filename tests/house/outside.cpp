@@ -1,5 +1,5 @@
-// A program outside of weft, linked to libweft.so and to libweft.a: the library's types are its own, too,
-// where they are thrown and cast.
+// A program outside weft, linked to libweft.so and to libweft.a. Where the library's types are thrown and
+// cast, they are the same types for the program.
 #include <weft/backends/plugin.hpp>
 #include <weft/weft.hpp>
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-// A Store of the program's, which only counts.
+// A Store of the program, which only counts.
 class CountingStore final : public weft::Store {
  public:
   explicit CountingStore(std::shared_ptr<weft::Store> inner) : inner_(std::move(inner)) {}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes Debian packages of a build, without building anything, and unpacks them: what they need and hold, a C
-# program that is compiled and run against them, find_package, the tool.
+# Makes Debian packages of a build, without building anything, and unpacks them. It checks what they need and
+# contain, a C program that is compiled and run against them, find_package, and the tool.
 #
 #   package_test.sh SOURCE BUILD
 set -euo pipefail
@@ -13,7 +13,7 @@ for tool in dpkg-deb dpkg-shlibdeps cpack file; do
   if ! command -v $tool >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
 done
 
-# Uncompressed: it takes half the time.
+# Uncompressed packages take half the time.
 (cd "$work" && cpack -G DEB --config "$build_dir/CPackConfig.cmake" -B "$work" -D CPACK_DEBIAN_COMPRESSION_TYPE=none) >"$work/log" 2>&1 ||
   { cat "$work/log"; fail "cpack -G DEB"; }
 packages=$(cd "$work" && ls -- *.deb | sed 's/_.*//')
@@ -44,7 +44,7 @@ for package in $packages; do
 done
 needs "$(grep -x 'libweft[0-9.]*' <<<"$packages")" | grep -x libc6 >/dev/null || fail "dpkg-shlibdeps found nothing that libweft needs"
 
-# The tool's page, and that all agree on the version.
+# The tool's page; all files agree on the version.
 usr=$work/root/usr
 zcat "$usr/share/man/man1/weft.1.gz" >"$work/weft.1"
 for command in $("$usr/bin/weft" --help | sed -n '/^Subcommands:/,$s/^  \([a-z]*\) .*/\1/p'); do
@@ -66,7 +66,7 @@ done
 said=$(python3 -c 'import sys; sys.path.insert(0, sys.argv[1]); import build_wheel; print(build_wheel.VERSION)' "$source_dir/python")
 [ "$said" = "$version" ] || fail "the wheel has version $said; expected $version"
 
-# Two ranks of a C program, by pkg-config; and what find_package reads is all there.
+# Two ranks of a C program, built by pkg-config; all files that find_package reads exist.
 libraries=$(dirname "$(find "$usr" -name weft.pc)")
 export LD_LIBRARY_PATH=${libraries%/pkgconfig}
 if command -v pkg-config >/dev/null; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# reference_test.sh SOURCES FOLDER: builds the API reference in FOLDER; a warning fails. 77: doxygen is not
-# installed.
+# reference_test.sh SOURCES FOLDER: builds the API reference in FOLDER; a warning fails. Exit status 77:
+# doxygen is not installed.
 set -euo pipefail
 if ! command -v doxygen >/dev/null; then
   # As tools/report_skips.py reads it.

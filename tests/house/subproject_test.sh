@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# weft as a part of another project, by add_subdirectory (FetchContent does the same): libraries alone, no
-# tests, tools, benches or install rules; a program is linked to it.
+# weft as a part of another project, by add_subdirectory (FetchContent does the same). There are only
+# libraries, without tests, tools, benches or install rules. A program is linked to them.
 #
 #   subproject_test.sh SOURCE
 set -euo pipefail
@@ -25,7 +25,7 @@ cat >"$work/program.cpp" <<'END'
 int main() { return weft::name(weft::DType::bf16) == "bf16" ? 0 : 1; }
 END
 
-# All of it, not built: that takes minutes.
+# The whole of it is configured but not built, since a build takes minutes.
 cmake -G Ninja -S "$work" -B "$work/all" -DWITH_TRAIN=ON >"$work/log" 2>&1 || { cat "$work/log"; fail "cmake of a project that contains weft"; }
 targets=$(ninja -C "$work/all" -t targets all)
 for library in libweft.so libweft_train.so; do
@@ -36,7 +36,7 @@ done
 ! grep -q '/weft\.' "$work/all/weft/cmake_install.cmake" || fail "weft is installed with the project"
 ! grep -q -- '-Werror' "$work/all/compile_commands.json" || fail "warnings are errors in a project that contains weft"
 
-# Two layers of it are built and linked.
+# Two of its layers are built and linked.
 cmake -G Ninja -S "$work" -B "$work/base" -DWEFT_LAYERS='base;host' -DWEFT_TRAIN=OFF -DWEFT_LIBRARY_UNITS=20 -DCMAKE_BUILD_TYPE=Debug >"$work/log" 2>&1 ||
   { cat "$work/log"; fail "cmake of a project with two layers of weft"; }
 cmake --build "$work/base" --target program >"$work/log" 2>&1 || { cat "$work/log"; fail "a program of a project that contains weft"; }

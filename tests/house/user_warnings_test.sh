@@ -11,7 +11,7 @@ fail() { echo "FAILED: $*"; exit 1; }
 
 grep -q -- '-Werror' "$build_dir/compile_commands.json" || fail "this build's warnings are no errors; expected WEFT_DEVELOPER=ON in a build with tests"
 for arguments in "" "--preset install"; do
-  # Parts that the user's choice does not change are left out: they only take time.
+  # Parts that the user's choice does not change.
   (cd "$source_dir" && cmake $arguments -G Ninja -S . -B "$work/build" -DWEFT_TRAIN=OFF -DWEFT_LAYERS='base;host' -DWEFT_TOOLS=OFF -DWEFT_BENCH=OFF) >"$work/log" 2>&1 ||
     { cat "$work/log"; fail "cmake $arguments"; }
   if grep -- '-Werror' "$work/build/compile_commands.json"; then fail "cmake $arguments: warnings are errors"; fi

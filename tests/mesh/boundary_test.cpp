@@ -35,8 +35,8 @@ Tensor any_tensor(LayoutRef layout, int seed) {
   return local_part<std::int64_t>(whole, layout->with(cut)).with_layout(layout);
 }
 
-/// <value, gradient> over a whole mesh of one axis, from the definition: a replicated value with a replicated
-/// gradient is one vector, counted once; in every other form each rank's part or contribution counts.
+/// <value, gradient> over a whole mesh of one axis, from the definition. A replicated value with a replicated
+/// gradient is one vector, counted once. In every other form each rank's part or contribution counts.
 std::int64_t pairing(const Tensor& value, const Tensor& gradient, ProcessGroup& group) {
   EXPECT_EQ(value.shape(), gradient.shape());
   const bool once = value.layout()->replicated() && gradient.layout()->replicated();
@@ -131,7 +131,7 @@ Tensor transpose(Context& context, const Tensor& a) {
   return out;
 }
 
-// y = x w1ᵀ w2ᵀ with w1 cut by rows (column parallel) and w2 by columns (row parallel), tokens split over dp:
+// y = x w1ᵀ w2ᵀ with w1 cut by rows (column parallel) and w2 by columns (row parallel), tokens split over dp.
 // forward, dx, dw1 and dw2 equal those of whole matrices.
 TEST(Boundary, ColumnThenRowEqualsSerial) {
   const std::int64_t tokens = 6, in = 5, hidden = 7, out = 4;

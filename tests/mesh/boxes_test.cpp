@@ -311,8 +311,8 @@ std::pair<std::int64_t, std::int64_t> part_of(std::int64_t begin, std::int64_t e
   return {first, first + each + (part < more ? 1 : 0)};
 }
 
-// The part of dimension d that a rank with these coordinates holds: in each segment the part that all axes
-// in the order of nesting leave.
+// The part of dimension d that a rank with these coordinates holds: in each segment the part that remains
+// after all axes in the order of nesting.
 Indices indices_of(const Layout& layout, const std::vector<int>& sizes, const std::vector<int>& at, int d) {
   Indices segments = {layout.global[d]};
   if (!layout.segments.sizes.empty() && layout.segments.dim == d) segments = layout.segments.sizes;

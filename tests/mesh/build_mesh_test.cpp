@@ -103,7 +103,7 @@ TEST(GetDpMesh, IsOneOrTwoAxes) {
   EXPECT_FALSE(has_dp_mesh(none));
   expect_error(kBad,
                "get_dp_mesh: tp=2 x pp=2 has none of the axes \"dp\", \"dp_replicate\" and \"dp_shard\"; "
-               "has_dp_mesh() tells",
+               "call has_dp_mesh() first",
                [&] { (void)get_dp_mesh(none); });
 }
 

@@ -243,8 +243,8 @@ TEST(StartTogether, RefusesWhatDoesNotGoTogether) {
     const Plate other(r.group());
     const Halo again(make_layout(plate.mesh, {Shard{0}, Shard{1}}, {7, 9}),
                      {{0, 1, 1}, {1, 2, 1, Edge::periodic()}});
-    expect_error(ErrorCode::bad_argument, "halo: fields of halo 0 and of halo 1 overlap; expected apart",
-                 [&] {
+    expect_error(ErrorCode::bad_argument,
+                 "halo: fields of halo 0 and of halo 1 overlap; expected disjoint memory", [&] {
                    return start_together({{plate.nodes, at_nodes}, {again, at_nodes}});
                  });
   });

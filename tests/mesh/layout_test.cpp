@@ -120,7 +120,7 @@ TEST(Layout, AnAxisCanNestInsideOneRightOfIt) {
   EXPECT_EQ(make_layout(other, {Shard{0}, Shard{0}}, {7})->nested({"tp", "dp_shard"}),
             make_layout(other, {Shard{0}, Shard{0}}, {7}))
       << "an axis of one rank cuts nothing";
-  expect_error(ErrorCode::layout, "layout: axis \"tp\" stands twice in a nesting", [&] {
+  expect_error(ErrorCode::layout, "layout: axis \"tp\" is given twice in a nesting", [&] {
     (void)layout->nested({"tp", "tp"});
   });
 }
@@ -167,7 +167,7 @@ TEST(Layout, SegmentsAreCutOneByOne) {
   expect_error(
       code,
       "layout: (8, 3) as [dp_shard: Replicate, tp: Shard(0)] in segments 4, 2, 2 of dimension 0 becomes "
-      "(9, 3), which takes its segments away",
+      "(9, 3), which would remove its segments",
       [&] {
         (void)layout->with_global({9, 3});
       });
@@ -188,11 +188,12 @@ TEST(Layout, AListOfAxesIsTakenAsOne) {
                [&] { (void)mixed->on(tp); });
   expect_error(code, "x is Shard(0) on kv=2 and Replicate on rep=2; expected Shard(0)",
                [&] { expect_layout(mixed, tp, Shard{0}, "x"); });
-  expect_error(
-      code, "x is (8) as [dp: Replicate, kv: Shard(0), rep: Shard(0)], whose axes nest otherwise than rep,kv",
-      [&] {
-        expect_layout(layout, mesh[{"rep", "kv"}], Shard{0}, "x");
-      });
+  expect_error(code,
+               "x is (8) as [dp: Replicate, kv: Shard(0), rep: Shard(0)], whose axes nest in another order "
+               "than rep,kv",
+               [&] {
+                 expect_layout(layout, mesh[{"rep", "kv"}], Shard{0}, "x");
+               });
 }
 
 // The placement on an axis of one rank does not matter, alone or in a list with other axes.
@@ -225,8 +226,8 @@ TEST(Layout, GoesWithItsLastUserAndKeepsItsMesh) {
   EXPECT_EQ(kept->with("tp", Shard{1})->local_shape(), (Shape{4, 1}));
 }
 
-// Layouts come and go in several threads at once: what a thread finds is equal to what it asked for, and what
-// is held is one object.
+// Several threads make and drop layouts at once. A thread finds a layout equal to its request, and a layout
+// that is held is one object.
 TEST(Layout, ThreadsFindWhatOthersLetGo) {
   Context context;
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"tp", 2}}, 0);

@@ -42,13 +42,15 @@ TEST(MeshShape, ErrorsShowTheArithmetic) {
     (void)MeshShape{{"dp", 2}, {"tp", 2}}.fit(6);
   });
   expect_error(bad, "mesh: no axes", [] { (void)MeshShape().fit(1); });
-  expect_error(bad, "mesh: axis \"tp\" has size 0; expected 1 or more, or -1 for what is left", [] {
+  expect_error(bad, "mesh: axis \"tp\" has size 0; expected 1 or more, or -1 for the remaining ranks", [] {
     MeshShape{{"tp", 0}};
   });
-  expect_error(bad, "mesh: two sizes are left open in dp=-1 x tp=-1; expected at most one -1", [] {
+  expect_error(bad, "mesh: two sizes are -1 in dp=-1 x tp=-1; expected at most one -1", [] {
     MeshShape{{"dp", -1}, {"tp", -1}};
   });
-  expect_error(bad, "mesh: axis \"tp\" stands twice in tp=2 x tp=3", [] { MeshShape{{"tp", 2}, {"tp", 3}}; });
+  expect_error(bad, "mesh: axis \"tp\" is given twice in tp=2 x tp=3", [] {
+    MeshShape{{"tp", 2}, {"tp", 3}};
+  });
   expect_error(bad, "mesh: an axis without a name in =2", [] { MeshShape{{"", 2}}; });
   expect_error(bad, "mesh: a=65536 x b=65536 is more than 2^31 - 1 ranks", [] {
     MeshShape{{"a", 65536}, {"b", 65536}};
@@ -132,23 +134,23 @@ TEST(DeviceMesh, AnAxisCanBeSeenAsTwo) {
   EXPECT_EQ(more["kv"].ranks(), mesh["kv"].ranks());
 
   const auto bad = ErrorCode::bad_argument;
-  expect_error(bad, "mesh: tp=4 cannot be seen as kv=3 x rep=2 = 6 ranks", [&] {
+  expect_error(bad, "mesh: tp=4 cannot be divided into kv=3 x rep=2 = 6 ranks", [&] {
     (void)whole.unflatten("tp", {{"kv", 3}, {"rep", 2}});
   });
   expect_error(bad, "mesh: 4 ranks do not divide into kv=3", [&] {
     (void)whole.unflatten("tp", {{"kv", 3}, {"rep", -1}});
   });
-  expect_error(bad, "mesh: axis \"dp\" stands twice in dp=2 x dp=2 x rep=2 x sp=1", [&] {
+  expect_error(bad, "mesh: axis \"dp\" is given twice in dp=2 x dp=2 x rep=2 x sp=1", [&] {
     (void)whole.unflatten("tp", {{"dp", 2}, {"rep", 2}});
   });
   expect_error(bad, "mesh: no axis \"pp\" in dp=2 x tp=4 x sp=1", [&] {
     (void)whole.unflatten("pp", {{"a", 1}});
   });
-  expect_error(
-      bad, "mesh: unflatten of tp=4, a part of dp=2 x tp=4 x sp=1; only the root can be seen otherwise", [&] {
-        (void)whole["tp"].unflatten("tp", {{"kv", 2}, {"rep", 2}});
-      });
-  expect_error(bad, "mesh: axis \"kv\" is asked for twice: it is a part of another", [&] {
+  expect_error(bad, "mesh: unflatten of tp=4, a part of dp=2 x tp=4 x sp=1; only a root can be divided anew",
+               [&] {
+                 (void)whole["tp"].unflatten("tp", {{"kv", 2}, {"rep", 2}});
+               });
+  expect_error(bad, "mesh: axis \"kv\" is requested twice: it is a part of another", [&] {
     (void)mesh[{"tp", "kv"}];
   });
   expect_error(bad, "mesh: no axis \"tp\" in kv=2", [&] { (void)mesh["kv"]["tp"]; });
@@ -160,10 +162,10 @@ TEST(DeviceMesh, ErrorsNameTheAxis) {
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 3}}, 0);
   expect_error(bad, "mesh: no axis \"pp\" in dp=2 x tp=3", [&] { (void)mesh["pp"]; });
   expect_error(bad, "mesh: no axis \"dp\" in tp=3", [&] { (void)mesh["tp"]["dp"]; });
-  expect_error(bad, "mesh: axis \"tp\" is asked for twice", [&] { (void)mesh[{"tp", "tp"}]; });
-  expect_error(bad, "mesh: a sub-mesh of no axes was asked for, of dp=2 x tp=3",
+  expect_error(bad, "mesh: axis \"tp\" is requested twice", [&] { (void)mesh[{"tp", "tp"}]; });
+  expect_error(bad, "mesh: a sub-mesh without axes was requested, of dp=2 x tp=3",
                [&] { (void)mesh.submesh({}); });
-  expect_error(bad, "mesh: axis \"dp\" has no size, and there is no group to work it out from", [&] {
+  expect_error(bad, "mesh: axis \"dp\" has no size, and there is no group from which to compute it", [&] {
     (void)DeviceMesh::arithmetic(context, {{"dp", -1}}, 0);
   });
   expect_error(bad, "mesh: rank 6; expected 0 to 5 (dp=2 x tp=3)", [&] {

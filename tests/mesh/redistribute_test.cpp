@@ -336,7 +336,7 @@ TEST(Redistribute, MemoryOfTheCallerThatDoesNotFit) {
     expect(bad, "in has no memory", view(static_cast<float*>(nullptr), {4, 3}), all, part, cut);
     std::vector<double> wide(6);
     expect(bad, "out is f64; expected f32 as in", whole, all, view(wide.data(), {2, 3}), cut);
-    expect(bad, "in and out overlap; expected apart, or beginning at the same address", whole, all,
+    expect(bad, "in and out overlap; expected disjoint memory, or the same first address", whole, all,
            view(x.data() + 3, {2, 3}), cut);
     TensorView elsewhere = part;
     elsewhere.device = {DeviceKind::cuda, 0};
@@ -395,7 +395,7 @@ TEST(Redistribute, ErrorsSayWhatDoesNotFit) {
         "redistribute: the tensor (4, 4) has no memory: it is empty or was moved from", [&] {
           (void)redistribute(given.with_layout(replicated_layout(mesh, {4, 4})), mesh["tp"], Shard{0});
         });
-    expect_error(ErrorCode::bad_argument, "distribute: layout is null; expected where each part goes",
+    expect_error(ErrorCode::bad_argument, "distribute: layout is null; expected the layout of the result",
                  [&] { (void)distribute(plain, nullptr); });
   });
 }

@@ -124,7 +124,7 @@ TEST(CheckReplicas, AnotherListOnOneRankIsFoundOut) {
   });
 }
 
-// No rank waits for a rank that was given other tensors than the others.
+// No rank waits for a rank that got other tensors than the others.
 TEST(CheckReplicas, AWrongArgumentOnOneRankIsToldToAll) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 3}});

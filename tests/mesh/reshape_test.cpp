@@ -100,8 +100,8 @@ TEST_F(Reshape, EachRankKeepsItsElements) {
   EXPECT_GT(carried, 0);
 }
 
-// Every shape of 24 elements to every other, cut in any way: a layout that comes out says where the elements
-// are, and if none comes out there is none that would.
+// Every shape of 24 elements is reshaped to every other, cut in any way. If there is a result, the layout
+// says where the elements are. If there is no result, no layout would be right.
 TEST_F(Reshape, EveryCutOfEveryShapeIsCarriedOrRefusedAsItMust) {
   const Shape shapes[] = {{24},    {4, 6},    {6, 4},    {8, 3},  {2, 12},
                           {12, 2}, {2, 3, 4}, {4, 3, 2}, {1, 24}, {2, 2, 2, 3}};

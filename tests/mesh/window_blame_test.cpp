@@ -1,5 +1,5 @@
-// A rank that waits for an exchange of windows answers its peers' roll-call, in whichever way it waits: so
-// the error names the rank that is late, and how long the others waited for it. And done() does not wait.
+// A rank that waits for an exchange of windows answers its peers' roll-call, however it waits. So the error
+// names the rank that is late, and how long the others waited for it. done() does not wait.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ void wait(Waits how, WindowTransfer& older, WindowTransfer& newer) {
   newer.finish();
 }
 
-// A chain 0 - 1 - 2, in which rank 2 does not come: rank 1 waits for rank 2, and rank 0 waits for rank 1.
+// A chain 0 - 1 - 2, in which rank 2 does not arrive. Rank 1 waits for rank 2, and rank 0 waits for rank 1.
 void the_third_is_named(Ranks kind, Waits rank_0, Waits rank_1, std::int64_t columns) {
   RankOptions options;
   options.deadline = 600ms;

@@ -69,8 +69,8 @@ double seconds_of(const std::function<void()>& f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begun).count();
 }
 
-// Rank 0 drops a transfer, and its memory with it: before rank 1 reads, while it reads, and after it; forth
-// and back.
+// Rank 0 drops a transfer, and its memory with it: before rank 1 reads, while it reads, and after it, in both
+// directions.
 TEST(WindowFailing, ADroppedTransferIsReadNoMore) {
   for (const bool adjoint : {false, true})
     for (const int delay : {-1, 0, 1, 2, 4})
@@ -296,8 +296,8 @@ TEST(WindowFailing, FieldsOfOtherSizesAreTold) {
       });
 }
 
-// A rank whose fields are empty, or that gives none, notifies the ranks that send it something, as soon as
-// they exchange.
+// A rank whose fields are empty, or that gives none, notifies the ranks that send to it, as soon as they
+// exchange.
 TEST(WindowFailing, FieldsWithoutElementsAreTold) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     for (const bool none : {false, true})
@@ -461,8 +461,8 @@ TEST(WindowFailing, WhatHasFailedIsNotInFlight) {
       options);
 }
 
-// A child made by fork while an exchange is in flight may let go of all that it inherited, and is refused the
-// rest; its parent goes on.
+// A child made by fork while an exchange is in flight may destroy all objects that it inherited, and
+// everything else is refused. Its parent continues.
 TEST(WindowFailing, AForkedChildLeavesTheExchangeToItsParent) {
   for (const std::int64_t columns : {4, 1000, 100'000})
     run_ranks(Ranks::processes, 2, [&](Rank& r) {

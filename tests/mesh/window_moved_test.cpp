@@ -1,5 +1,5 @@
-// Blocks of shared memory that get other pages, because a rank was stopped inside of them, while windows
-// are exchanged in them: no exchanged byte is lost, in no group.
+// Blocks of shared memory that get other pages, because a rank was stopped inside of them, while windows are
+// exchanged in them. No exchanged byte is lost, in any group.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -193,8 +193,8 @@ TEST_F(WindowMoved, NotWhileTheHelperThreadUnpacks) {
   ::unsetenv("WEFT_SINGLE_COPY");
 }
 
-// Rank 1 is stopped inside of rank 0's memory, and rank 0 has it moved, while rank 2 has yet to copy bytes
-// from there that belong to an exchange of the same group.
+// Rank 1 is stopped inside of rank 0's memory, and rank 0 gives it other pages. Meanwhile rank 2 has not yet
+// copied bytes from there that belong to an exchange of the same group.
 TEST_F(WindowMoved, InItsOwnGroupTheNeighbourIsTold) {
   constexpr std::int64_t kColumns = 1 << 16;
   RankProcesses ranks(3, [&](Rank& r) {

@@ -1,5 +1,5 @@
-// A thread whose kernel waits for a page of a neighbour's memory, in the middle of an exchange of windows:
-// other threads of its rank do not wait for it, and it makes its own checks between one slow page and the
+// The kernel of a thread waits for a page of a neighbour's memory, in the middle of an exchange of windows.
+// Other threads of its rank do not wait for it, and it makes its own checks between one slow page and the
 // next.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,8 +49,9 @@ class ToRank0 {
   std::vector<float> plain_, out_;
 };
 
-// Rank 1 gives memory whose pages do not arrive; rank 0 copies them through the kernel by now. `rank_0` is
-// called with that exchange in flight; `pages` on a thread of rank 1, once a thread waits for one of them.
+// Rank 1 gives memory whose pages do not arrive. Rank 0 copies them through the kernel by this time. `rank_0`
+// is called with that exchange in flight. `pages` is called on a thread of rank 1, once a thread waits for
+// one of them.
 void exchange_slowly(std::size_t bytes, Progress progress,
                      const std::function<void(Rank&, ProcessGroup&, ToRank0&, WindowTransfer)>& rank_0,
                      const std::function<void(Rank&, SlowMemory&)>& pages) {
@@ -116,7 +117,7 @@ TEST_F(WindowStuck, TheHelperThreadHoldsUpNobody) {
         EXPECT_THAT(e.what(),
                     StartsWith("window: not finished within 1 s: all the time another thread of rank 0 was "
                                "in the middle of a step; if the kernel copies for it, and waits for memory "
-                               "of a peer, WEFT_SINGLE_COPY=off does without"));
+                               "of a peer, WEFT_SINGLE_COPY=off avoids this"));
         EXPECT_THAT(error_text([&] { static_cast<void>(exchange.start()); }),
                     HasSubstr("waits for memory of a peer"));
         EXPECT_THAT(error_text([&] { group.barrier().wait(); }), HasSubstr("waits for memory of a peer"));

@@ -473,9 +473,9 @@ TEST_P(WindowOver, GhostCellsOfAnyParts) {
         });
         ASSERT_EQ(wrong, 0);
 
-        // Adding in place is the adjoint: the scalar product of the ghost cells filled from x with the ghost
+        // Adding in place is the adjoint. The scalar product of the ghost cells filled from x with the ghost
         // cells of y equals the scalar product of x with the sums that y's ghost cells add to inner cells.
-        // Ghost cells stay.
+        // Ghost cells do not change.
         std::vector<std::int64_t> filled(a.size()), numbers(a.size()), y(a.size());
         each_cell([&](std::size_t place, const Dims& at, bool inner) {
           if (inner) filled[place] = element(at, global);
@@ -548,8 +548,8 @@ TEST_P(WindowOver, SeveralFieldsOfAnyTypeAndStrides) {
 }
 
 // Rank 1 of a ring of three, without the others: the messages that it gives to a transport that has no
-// exchange of its own. Nine fields are one message to each neighbour; a box of 16 KiB or more is a message
-// of its own, sent from its place.
+// exchange of its own. Nine fields are one message to each neighbour. A box of 16 KiB or more is a separate
+// message, sent from its place.
 TEST(WindowMessages, OneForEachNeighbour) {
   const auto messages_of = [](std::int64_t columns, int doubles, const auto& see) {
     Context context;
@@ -630,7 +630,7 @@ TEST_P(WindowOver, InPlaceTheHaloAloneIsWritten) {
     TensorView shifted = inner;
     shifted.data += sizeof(std::int32_t);
     expect_error(ErrorCode::bad_argument,
-                 "window: in and out overlap; expected apart, or in at its place in out",
+                 "window: in and out overlap; expected disjoint memory, or in at its place in out",
                  [&] { window.fetch(shifted, all); });
   });
 }
@@ -911,7 +911,7 @@ TEST_P(WindowOver, MemoryOfAnExchangeInFlightIsNotTaken) {
   });
 }
 
-// An exchange in place leaves its own part as it is: others may read it meanwhile.
+// An exchange in place does not change its own part. Others may read it meanwhile.
 TEST_P(WindowOver, MemoryInFlightIsJudgedByItsElements) {
   on(test::Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});
@@ -982,7 +982,7 @@ TEST_P(WindowOver, GhostCellsInFlightAreNotTaken) {
   });
 }
 
-// On one rank, too, where an exchange is a copy: a program is right or wrong on any number of ranks.
+// On one rank, too, where an exchange is a copy. A program is right or wrong on any number of ranks.
 TEST(Window, OneRankTakesNoMemoryInFlight) {
   Context context;
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"y", 1}}, 0);
@@ -1047,8 +1047,8 @@ TEST(Window, NumbersAreRoundedToTheDtype) {
   EXPECT_EQ(filled(std::uint8_t{}, -4.0), 0);
   EXPECT_EQ(filled(std::int64_t{}, 2.6), 3);
   EXPECT_EQ(static_cast<float>(filled(bf16{}, 1.5)), 1.5F);
-  // Just above the middle of two: once rounded to f32 they would be in the middle, and then go to the even
-  // one.
+  // Just above the middle of two. If they were first rounded to f32, they would be in the middle, and then be
+  // rounded to the even one.
   EXPECT_EQ(static_cast<float>(filled(bf16{}, 1 + 1.0 / 256 + 0x1p-40)), 1 + 1.0F / 128);
   EXPECT_EQ(static_cast<float>(filled(bf16{}, -(1 + 3.0 / 256 - 0x1p-40))), -(1 + 1.0F / 128));
   EXPECT_EQ(static_cast<float>(filled(f16{}, 1 + 0x1p-11 + 0x1p-40)), 1 + 0x1p-10F);
@@ -1114,7 +1114,7 @@ TEST(Window, RefusesWhatDoesNotFit) {
   expect_error(ErrorCode::layout,
                "window: x is Partial(sum) on tp=2; expected it reduced: a window is of whole values",
                [&] { Partition p(layout->with("tp", Partial{})); });
-  expect_error(ErrorCode::bad_argument, "window: the layout is null; expected where each part is",
+  expect_error(ErrorCode::bad_argument, "window: the layout is null; expected that of the tensor",
                [&] { Partition p(LayoutRef{}); });
 
   const auto cut = [&](std::vector<PartitionDim> dims) { return Partition(mesh, {8, 3}, std::move(dims)); };
@@ -1141,7 +1141,7 @@ TEST(Window, RefusesWhatDoesNotFit) {
   expect_error(ErrorCode::bad_argument, "window: dimension 0 has 1 parts; expected 2 (y=2)", [&] {
     cut({PartitionDim::cut_at(0, {"y"}, {0, 8})});
   });
-  expect_error(ErrorCode::bad_argument, "window: dimension 0: part 1 holds 2 ranges; a halo is around one",
+  expect_error(ErrorCode::bad_argument, "window: dimension 0: part 1 holds 2 ranges; a halo needs one range",
                [&] {
                  WindowDim::halo(cut({{0, {"y"}, {{{2, 5}}, {{0, 2}, {5, 8}}}}}), 0, 1, 1);
                });

@@ -169,8 +169,8 @@ TEST(WindowWaiting, WhoAsksAfterTheEndOfItsGroupIsToldAtOnce) {
       options);
 }
 
-// Rank 0 wakes its neighbours by messages of two groups, while there is no room for these: it makes progress
-// in one group while it sends in the other, and that sends in the first one again.
+// Rank 0 wakes its neighbours by messages of two groups, while there is no room for these. It makes progress
+// in one group while it sends in the other group, and that sends in the first one again.
 TEST(WindowWaiting, MessagesOfTwoGroupsThatHaveNoRoom) {
   RankOptions options;
   options.deadline = seconds(15);

@@ -34,7 +34,7 @@ struct Exchange {
   bool transposed = false;  // rows lie as columns
 };
 
-// Two rows on each of n ranks in a ring, plus one row of each neighbour: all elements must be right in each
+// Two rows on each of n ranks in a ring, plus one row of each neighbour. All elements must be right in each
 // of several steps with new values.
 void check(Rank& r, const Exchange& e, int steps) {
   SCOPED_TRACE(std::to_string(e.columns) + " columns of " + std::to_string(e.fields) + " fields");
@@ -90,7 +90,8 @@ void check(Rank& r, const Exchange& e, int steps) {
   }
 }
 
-// From bytes beside the flag to many slots one after the other, from shared memory and from a process's own.
+// From bytes next to the flag to many slots one after the other, from shared memory and from a process's own
+// memory.
 const std::vector<Exchange> kExchanges{
     {1},
     {5},
@@ -176,7 +177,7 @@ void exchange_often(const Window& window, const std::vector<WindowField>& fields
   for (int i = 0; i < times; ++i) window.start(fields).finish();
 }
 
-// Many packed bytes in short runs: the receiver tries to write them around the caches, too, also to places
+// Many packed bytes in short runs. The receiver tries to write them around the caches, too, also to places
 // that begin within a cache line.
 TEST(WindowWays, ManyPackedBytesAreUnpackedBothWays) {
   run_ranks(Ranks::processes, 2, [](Rank& r) {
@@ -220,8 +221,8 @@ TEST(WindowWays, WithoutCopiesByTheKernel) {
   ::unsetenv("WEFT_SINGLE_COPY");
 }
 
-// There are more exchanges than a link has slots; they finish in another order, while ranks take turns to
-// be late.
+// There are more exchanges than a link has slots. They finish in another order, while ranks take turns to be
+// late.
 TEST(WindowWays, ManyInFlight) {
   for (const Ranks kind : {Ranks::threads, Ranks::processes})
     run_ranks(kind, 3, [](Rank& r) {
@@ -435,7 +436,8 @@ TEST(WindowPlans, FieldsThatDifferLaterAreTold) {
                       } else {
                         window.adjoint(view(out), view(in));
                       }
-                      // It may have found what it wanted; then it learns of the failure here.
+                      // The rank may have received the data before the failure. Then this barrier reports the
+                      // failure.
                       r.group().barrier().wait();
                     });
 }
@@ -469,12 +471,12 @@ TEST(WindowMemory, InterleavedFieldsAreApart) {
     };
     std::vector<int> apart(9);
     refused({{field(1, 3, 0), field(0, 5, 0)}, {view(apart.data(), {3, 3}), field(0, 5, 0)}},
-            "window: in of field 0 and out of field 1 overlap; expected apart");
+            "window: in of field 0 and out of field 1 overlap; expected disjoint memory");
     std::vector<int> apart2(9);
     refused({{view(apart2.data(), {3, 3}), field(0, 5, 1)}, {view(apart.data(), {3, 3}), field(0, 5, 1)}},
-            "window: out of field 0 and out of field 1 overlap; expected apart");
+            "window: out of field 0 and out of field 1 overlap; expected disjoint memory");
     refused({{field(1, 3, 0), field(0, 5, 0)}, {field(0, 3, 0), field(0, 5, 1)}},
-            "window: in of field 1 and out of field 0 overlap; expected apart");
+            "window: in of field 1 and out of field 0 overlap; expected disjoint memory");
     TensorView flat = field(0, 5, 0);
     flat.strides = {0, 3};
     refused({{view(apart.data(), {3, 3}), flat}},
@@ -510,19 +512,22 @@ TEST(WindowMemory, StridedFieldsOfOtherSizesAreJudgedByTheirBytes) {
   // Every 16 bytes: 8 of a double, 4 of a float behind it, 2 and 2 of shorts.
   fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::f32, 1), at(8, DType::f32, 4));
   fetched(at(256, DType::i16, 1), at(12, DType::i16, 8), at(320, DType::i16, 1), at(14, DType::i16, 8));
-  expect_error(
-      ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
-        fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::f32, 1), at(4, DType::f32, 4));
-      });
-  expect_error(
-      ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
-        fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::i16, 1), at(54, DType::i16, -8));
-      });
-  // 3 and 5 apart: they meet at 15 alone.
-  expect_error(
-      ErrorCode::bad_argument, "window: out of field 0 and out of field 1 overlap; expected apart", [&] {
-        fetched(at(256, DType::u8, 1), at(6, DType::u8, 3), at(320, DType::u8, 1), at(0, DType::u8, 5));
-      });
+  expect_error(ErrorCode::bad_argument,
+               "window: out of field 0 and out of field 1 overlap; expected disjoint memory", [&] {
+                 fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::f32, 1),
+                         at(4, DType::f32, 4));
+               });
+  expect_error(ErrorCode::bad_argument,
+               "window: out of field 0 and out of field 1 overlap; expected disjoint memory", [&] {
+                 fetched(at(256, DType::f64, 1), at(0, DType::f64, 2), at(320, DType::i16, 1),
+                         at(54, DType::i16, -8));
+               });
+  // 3 and 5 apart: they meet only at 15.
+  expect_error(ErrorCode::bad_argument,
+               "window: out of field 0 and out of field 1 overlap; expected disjoint memory", [&] {
+                 fetched(at(256, DType::u8, 1), at(6, DType::u8, 3), at(320, DType::u8, 1),
+                         at(0, DType::u8, 5));
+               });
   fetched(at(256, DType::u8, 1), at(8, DType::u8, 3), at(320, DType::u8, 1), at(0, DType::u8, 5));
 }
 

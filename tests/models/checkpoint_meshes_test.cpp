@@ -243,7 +243,7 @@ TEST(CheckpointMeshes, TheSeedIsThatOfTheCheckpoint) {
     EXPECT_EQ(second.trainer.load(folder / "a").extra.at("trainer.seed"), "5");
     second.trainer.save(folder / "b");
     EXPECT_EQ(latest_checkpoint(folder / "b")->extra.at("trainer.seed"), "5");
-    // The same with a seed that is none.
+    // The same with an invalid seed.
     const CheckpointReader reader = CheckpointReader::open(folder / "a");
     std::vector<Tensor> tensors;
     std::vector<NamedView> views;

@@ -86,9 +86,9 @@ TEST(HostAllocator, GetsEverythingBackWhereverItEnds) {
       } catch (const Error& e) {
         ++failures;
         EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
-        EXPECT_THAT(e.what(),
-                    testing::HasSubstr("bytes of local memory cannot be had: the host's allocator, asked "
-                                       "for "));
+        EXPECT_THAT(e.what(), testing::HasSubstr(
+                                  "bytes of local memory cannot be allocated: the host's allocator, asked "
+                                  "for "));
       }
       EXPECT_EQ(memory.blocks(), 0u) << "after " << granted << " blocks";
     }

@@ -442,8 +442,8 @@ TEST(ModelsPipeline, HasTheBitsOfATrainerWithoutAPipeline) {
 
 // --- checkpoints ---
 
-// Saved on the pipeline after two steps, and loaded on other meshes, which then go on with the same bits:
-// other numbers of stages, and no pipeline at all; also the other way round.
+// Saved on the pipeline after two steps, and loaded on other meshes, which then continue with the same
+// bits: other numbers of stages, and no pipeline at all; also in the opposite direction.
 TEST(ModelsPipeline, CheckpointsAreThoseOfAnyMesh) {
   const test::TemporaryFolder folder;
   const auto adamw = [] {

@@ -223,7 +223,7 @@ TEST(AttentionPieces, NothingIsSeen) {
   EXPECT_EQ(dv, zeros(4));
 }
 
-// More keys than the causal queries see: some queries of a piece see no key of it, and in one piece no query
+// More keys than the causal queries see. Some queries of a piece see no key of it, and in one piece no query
 // does.
 TEST(AttentionPieces, KeysThatNoQuerySees) {
   KernelContext ctx(2);

@@ -114,9 +114,9 @@ TEST(AttentionProducts, TransposedIsDownTheColumnsOfTheTranspose) {
     }
 }
 
-// Against the reference in f32. A probability's relative error is that of its score, which the rounding of q
-// and k to 8 bits moves by 2^-8 of the scores' size; sums of dscores and of probabilities have operands that
-// are rounded once more. If the CPU does not multiply bf16, the results do not change.
+// Against the reference in f32. A probability's relative error is that of its score. The rounding of q and k
+// to 8 bits moves the score by 2^-8 of the scores' size. Sums of dscores and of probabilities have operands
+// that are rounded once more. If the CPU does not multiply bf16, the results do not change.
 TEST(AttentionInBf16, IsNearTheReference) {
   for (const AttentionShape& s :
        {AttentionShape{1, 1, 1, 1, 1, true}, AttentionShape{2, 3, 4, 2, 5, true},

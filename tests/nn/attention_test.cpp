@@ -90,7 +90,7 @@ TEST(CrossAttention, EqualsLoopsOverQueriesAndKeys) {
   test::expect_near(layer.forward({x, context}, frame)[0], projected(layer.o_proj, out), 1e-5, "y");
 }
 
-// One input of two, so that the helper for modules of one input checks it; the gradient of the other is in
+// One input of two, so that the helper for modules of one input checks it. The gradient of the other is in
 // `other`.
 class WithOneFixed : public Module {
  public:
@@ -302,7 +302,8 @@ TEST(WindowAttentionDropout, KeepsTheMean) {
   test::expect_near(expected, sum, 0.05 * largest, "mean of y");
 }
 
-// The most memory that this process has had, in bytes, as the kernel counts; 0 if it does not say.
+// The most memory that this process has had, in bytes, as the kernel counts. 0 if the kernel does not report
+// it.
 double most_memory() {
   FileIn status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
@@ -310,8 +311,8 @@ double most_memory() {
   return 0;
 }
 
-// Scores are never kept: those of one head of 8192 tokens would be 256 MB. A process of its own has what it
-// had at most from here on.
+// Scores are never kept. The scores of one head of 8192 tokens would be 256 MB. In a separate process the
+// largest amount of memory is that from here on.
 TEST(Attention, MemoryGrowsWithTheSequenceAndNotWithItsSquare) {
   if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
   test::run_ranks(test::Ranks::processes, 1, [](test::Rank& rank) {

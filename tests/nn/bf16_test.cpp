@@ -86,8 +86,8 @@ Results run(Module& module, const Tensors& x, DType dtype, Compute& compute) {
   return r;
 }
 
-// The layer with activations in bf16 beside the layer in f32, which other tests compare with f64: its errors
-// are 2^-15 of those of bf16. `units`: the number of roundings on the way, about.
+// The layer with activations in bf16 is compared with the layer in f32, which other tests compare with f64.
+// The errors of f32 are 2^-15 of those of bf16. `units`: the number of roundings on the way, about.
 template <class Make>
 void expect_near_f32(Make&& make, const std::vector<Shape>& shapes, double units, double dw_units = -1) {
   test::Bench bench;
@@ -111,7 +111,7 @@ void expect_near_f32(Make&& make, const std::vector<Shape>& shapes, double units
         << of[0].dw[i].first;
 }
 
-// y and dx are rounded once; dw comes from exact numbers and is f32.
+// y and dx are rounded once. dw is computed from exact numbers and is f32.
 TEST(Bf16Linear, RoundsOnceAndSumsInF32) {
   test::Bench bench;
   constexpr std::int64_t kTokens = 70, kIn = 300, kOut = 130;

@@ -361,7 +361,7 @@ TEST_F(NnDevice, KernelsAreGivenOnce) {
   constexpr Device kOther{DeviceKind::cuda, 1};
   Compute other(context, 1, kOther);
   EXPECT_EQ(error_text(ErrorCode::unsupported, [&] { kernels_of(other); }),
-            "kernels: cuda:1 has none in this Context; add_kernels() gives them");
+            "kernels: cuda:1 has none in this Context; add_kernels() adds them");
   EXPECT_EQ(
       error_text(ErrorCode::bad_argument, [&] { kernels::add_kernels(context, kGpu, test::late::table()); }),
       "add_kernels: cuda:0 has its kernels already");
@@ -370,7 +370,7 @@ TEST_F(NnDevice, KernelsAreGivenOnce) {
                  [&] {
                    kernels::add_kernels(context, {DeviceKind::cuda, 5}, test::late::table());
                  }),
-      "device cuda:5 is not in this Context, which has cpu, cuda:0, cuda:1; Context::add_device brings one");
+      "device cuda:5 is not in this Context, which has cpu, cuda:0, cuda:1; Context::add_device adds one");
   EXPECT_EQ(
       error_text(ErrorCode::bad_argument, [&] { kernels::add_kernels(context, {}, test::late::table()); }),
       "add_kernels: cpu has its kernels already");

@@ -1,5 +1,5 @@
-// Kernels that compute each element, or each row, for itself: an element has the same bits wherever it
-// stands, and however long the array is. Exact mode rests on it.
+// Kernels that compute each element, or each row, separately. An element has the same bits wherever it is,
+// and however long the array is. Exact mode relies on it.
 #include <algorithm>
 #include <cstring>
 #include <functional>

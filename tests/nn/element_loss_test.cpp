@@ -93,8 +93,8 @@ TEST_P(ElementLosses, HaveTheSameBitsOnAnyNumberOfThreads) {
   EXPECT_EQ(results(1), results(3));
 }
 
-// Samples on one axis and rows of the maps on another, unevenly: the sum of the parts is the loss of one
-// rank, and so are gradients.
+// Samples on one axis and rows of the maps on another, unevenly. The sum of the parts is the loss of one
+// rank. The gradients are those of one rank, too.
 TEST_P(ElementLosses, CutOverSamplesAndSpaceAreAsOnOneRank) {
   test::run_ranks(test::Ranks::threads, 6, [&](test::Rank& rank) {
     Compute compute(rank.context, 1);

@@ -47,7 +47,7 @@ struct Case {
 constexpr Case kFormats[] = {{DType::f8e4m3, "e4m3"}, {DType::f8e5m2, "e5m2"}};
 
 // 10^7 random values: all bit patterns, and exponents around the ranges of the formats. Then each value of
-// each format, each middle between two, the floats beside them, and the ends of f32.
+// each format, each middle between two values, the floats next to them, and the ends of f32.
 std::vector<float> values_to_cast() {
   const float inf = std::numeric_limits<float>::infinity();
   std::mt19937_64 random(11);

@@ -38,7 +38,7 @@ using weft::test::error_text;
 using T = KernelTable;
 using Bytes = std::vector<std::byte>;
 
-// Memory of exactly so many bytes: the next one belongs to a page that nobody may touch.
+// Memory of exactly this many bytes. The next byte belongs to a page that nobody may touch.
 class Exact {
  public:
   explicit Exact(const Bytes& bytes) : bytes_(bytes.size()) {
@@ -280,8 +280,8 @@ struct KernelRows : testing::Test {
                          }),
               absence_of(kernel));
 
-    // A kernel that goes beyond the end of an operand, as the list has it, faults here. It changes no operand
-    // that it only reads, and all of one that it writes, whatever was there.
+    // If a kernel goes beyond the end of an operand, as the list has it, it faults here. It changes no
+    // operand that it only reads. It changes all elements of an operand that it writes, whatever was there.
     const std::vector<Bytes> out = direct<Member>(in, null, values_of);
     ASSERT_EQ(out.size(), in.size()) << "it throws";
     EXPECT_EQ(direct<Member>(in_again, null, values_of), out) << "what is written is not read";
@@ -292,7 +292,7 @@ struct KernelRows : testing::Test {
     }
     EXPECT_EQ(on<Member>(host, in, null, values_of), out);
 
-    // None is longer than the kernel needs: it uses the last element of each.
+    // No operand is longer than the kernel needs, since it uses the last element of each.
     C::each_operand([&]<class E>(std::size_t i) {
       if (rows[i].access == Access::writes || null[i]) return;  // a whole output was written anew
       ASSERT_GE(in[i].size(), sizeof(E));

@@ -1,11 +1,11 @@
 // Compares the fast kernels with the plain-loop reference, and the reference's backward passes with finite
-// differences of its forward passes in double; tests independence of the number of threads, and the checks.
+// differences of its forward passes in double. Tests independence of the number of threads, and the checks.
 //
 // Tolerances. kUlp = 2^-24 is the largest relative error of one f32 rounding. A sum of n products, in any
-// order, is off by at most (n + 2) kUlp times the sum of the products' absolute values, to first order;
-// matrix products are held to exactly that. Elsewhere a result is compared relative to the largest reference
-// value of its array, with a multiple of kUlp that counts the roundings on its way and is stated where it is
-// used.
+// order, is off by at most (n + 2) kUlp times the sum of the products' absolute values, to first order.
+// Matrix products must be within exactly that. Elsewhere a result is compared relative to the largest
+// reference value of its array, with a multiple of kUlp that counts the roundings on its way and is stated
+// where it is used.
 #include "weft/nn/kernels.hpp"
 
 #include <gmock/gmock.h>
@@ -297,7 +297,7 @@ TEST(Linear, EqualsReference) {
       choose(ctx, own);
       const auto x = random_array(s.tokens * s.in, 1), w = random_array(s.out * s.in, 2),
                  bias = random_array(s.out, 3), dy = random_array(s.tokens * s.out, 4);
-      // A sum of n terms of size up to 1; the largest result is near sqrt(n)/2, so n + 2 ulps of it allow
+      // A sum of n terms of size up to 1. The largest result is near sqrt(n)/2, so n + 2 ulps of it allow
       // more than the roundings of a random sum and far less than one misplaced term.
       for (const float* b : {static_cast<const float*>(nullptr), bias.data()}) {
         auto got = garbage(s.tokens * s.out), want = garbage(s.tokens * s.out);
@@ -450,8 +450,8 @@ TEST(Attention, EqualsReference) {
            softmax_want = softmax;
       attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), softmax.data(), s);
       reference::attention_forward(q.data(), k.data(), v.data(), out_want.data(), softmax_want.data(), s);
-      // Scores reach about sqrt(head_dim) * 4/3; their error, head_dim ulps of the terms at most, is the
-      // relative error of a probability, and a result is an average of values of size 1 with them.
+      // Scores are up to about sqrt(head_dim) * 4/3. Their error, head_dim ulps of the terms at most, is the
+      // relative error of a probability. A result is an average of values of size 1 with these probabilities.
       const double ulps = 8.0 * static_cast<double>(s.head_dim) + 16.0;
       expect_close(out, out_want, ulps, "out");
       expect_close(log_sums(softmax), log_sums(softmax_want), ulps, "log of the sum");
@@ -749,7 +749,7 @@ Array<float> columns_of(const Array<float>& m, std::int64_t width, const VocabPa
 }
 
 // A vocabulary in parts gives the loss, the log of the sum and the gradient of the whole. One part is empty,
-// and of one row a part holds nothing above -infinity.
+// and one part of one row holds nothing above -infinity.
 TEST(CrossEntropy, OfAVocabularyInParts) {
   KernelContext ctx(2);
   const std::int64_t tokens = 5, vocab = 23, count = 4;
@@ -896,7 +896,7 @@ TEST(AdamW, EqualsReferenceOverSeveralSteps) {
       adamw_step(ctx, p.data(), m.data(), v.data(), g.data(), n, s);
       reference::adamw_step(p_want.data(), m_want.data(), v_want.data(), g_wide.data(), n, s);
     }
-    // Per step: p is rounded three times at size up to 1; the move, at most a few rates, is off by about ten
+    // Per step, p is rounded three times at size up to 1. The move, at most a few rates, is off by about ten
     // ulps of itself.
     for (std::size_t i = 0; i < p.size(); ++i) {
       ASSERT_NEAR(p[i], p_want[i], 5 * 4 * kUlp) << i;
@@ -906,7 +906,7 @@ TEST(AdamW, EqualsReferenceOverSeveralSteps) {
   }
 }
 
-// After a gradient of 1e6 one of 1: m + (1 - beta1) (g - m) has lost most of its digits, and a beta1 of 0
+// After a gradient of 1e6 one of 1. m + (1 - beta1) (g - m) has lost most of its digits, and a beta1 of 0
 // leaves none of m.
 TEST(AdamW, TheFirstMomentOfASmallBeta1IsNearTheGradient) {
   KernelContext ctx(1);

@@ -139,8 +139,8 @@ class Noting final : public Boundary {
   std::vector<Memory>& seen_;
 };
 
-// So that a boundary that communicates has nothing to copy: y of a layer with one behind it, dx of one with
-// one before it.
+// So that a boundary that communicates has nothing to copy: y of a layer with a boundary behind it, dx of a
+// layer with a boundary before it.
 TEST(Layers, WhatABoundaryTakesLiesInSharedMemory) {
   test::Bench bench;
   const auto seen_of = [&](Module& layer, const Shape& shape, DType dtype = DType::f32) {

@@ -115,7 +115,7 @@ TEST_F(OnMesh, LinearKnowsNestingSegmentsAndMesh) {
   EXPECT_EQ(
       forward_text(columns->nested({"tp", "dp"}), y),
       "layout: \"\": x is (3, 8) as [dp: Shard(1), tp: Shard(1)], the weight (4, 8) as [dp: Shard(1), tp: "
-      "Shard(1)] nested tp, dp; expected features nested alike");
+      "Shard(1)] nested tp, dp; expected features nested in the same order");
 }
 
 TEST_F(OnMesh, SegmentsOfWhatIsWholeDoNotCount) {
@@ -329,8 +329,8 @@ TEST_F(OnMesh, EmbeddingFollowsItsTable) {
       "vocabulary without segments");
 }
 
-// A boundary behind the embedding reduces y over the axes that split the table, and expects y alike on all of
-// them: also on one of one rank.
+// A boundary behind the embedding reduces y over the axes that split the table, and expects equal placements
+// of y on all of them, also on an axis of one rank.
 TEST_F(OnMesh, EmbeddingOverSeveralAxesOfWhichOneHasOneRank) {
   for (const auto& [kv, rep] : {std::pair{1, 2}, {2, 1}}) {
     const DeviceMesh axes =

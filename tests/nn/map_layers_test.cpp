@@ -204,7 +204,7 @@ TEST(Conv2d, EqualsLoopsOverEveryPixel) {
   }
 }
 
-// Both compute sums of the same products; the library may add them in another order.
+// Both compute sums of the same products. The library may add them in another order.
 TEST(Conv2d, Of1x1IsALinearOverTheChannels) {
   test::Bench bench;
   constexpr std::int64_t in = 64, out = 96, pixels = 6 * 8;

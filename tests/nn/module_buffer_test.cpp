@@ -1,4 +1,4 @@
-// Tensors that modules keep beside their parameters: names, layouts, memory, values.
+// Tensors that modules keep in addition to their parameters: names, layouts, memory, values.
 #include "weft/nn/module_buffer.hpp"
 
 #include "nn/support.hpp"

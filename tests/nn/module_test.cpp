@@ -369,7 +369,7 @@ TEST(Parameter, WithoutValuesIsAnErrorAndNotWhateverIsInItsMemory) {
   EXPECT_EQ(
       error_text(ErrorCode::bad_argument, pass),
       "parameter \"weight\" has no values: initialise() the model or load a checkpoint first; code that "
-      "writes master() itself says so with write_master()");
+      "writes master() itself must call write_master()");
   EXPECT_EQ(layer.weight->weight().count(), 4);  // to be looked at it is there
   layer.weight->set_master(layer.weight->master());
   EXPECT_FALSE(layer.weight->has_values());  // the same memory
@@ -418,7 +418,7 @@ TEST(Parameter, TiedIsOneWithOnePathAndTwoUses) {
             "parameter \"first.weight\": has no gradient; no backward pass has used it since zero_gradient");
 }
 
-// A pass may use one of the two places of a tied weight, or run a module twice: its gradient is final after
+// A pass may use one of the two places of a tied weight, or run a module twice. Its gradient is final after
 // as many uses in backward as there were in forward.
 TEST(Parameter, IsFinalAfterAsManyUsesAsThePassMade) {
   test::Bench bench;

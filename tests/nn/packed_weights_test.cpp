@@ -1,5 +1,5 @@
-// Weights in bf16 that are packed once and used by many products: the bits of products that pack them each
-// time, never those of an older weight, and no more memory than said.
+// Weights in bf16 that are packed once and used by many products. They give the bits of products that pack
+// them each time, never those of an older weight, and use no more memory than the limit.
 #include "nn/kernels/bf16/packed_weights.hpp"
 
 #include "nn/kernel_support.hpp"
@@ -19,7 +19,7 @@ using kernels::test::random_array;
 
 constexpr int kPacked = PackedWeights::kUsesBefore + 1;  // the use that packs
 
-// Whether bf16 products here multiply bf16; only these keep packed weights.
+// Whether bf16 products here multiply bf16. Only these keep packed weights.
 bool packs_here() {
   KernelContext ctx(1);
   const std::int64_t n = 64;
@@ -200,7 +200,7 @@ TEST(PackedWeights, LayersNeverSeeAnOlderWeight) {
   expect("back at the master");
 }
 
-// 1x1 convolutions of few pixels multiply by their packed weight, too; others do not. The same bits in every
+// 1x1 convolutions of few pixels multiply by their packed weight, too. Others do not. The same bits in every
 // use.
 TEST(PackedWeights, ConvolutionsOfFewPixels) {
   for (const auto& [height, width] : {std::pair{1, 1}, {2, 4}, {4, 4}, {5, 5}}) {

@@ -1,4 +1,5 @@
-// Parameters: master and weight, dtypes, frozen ones, gathered weights, and whose the gradient's memory is.
+// Parameters: master and weight, dtypes, frozen parameters, gathered weights, and the owner of the gradient's
+// memory.
 #include "nn/support.hpp"
 #include "weft/nn/embedding.hpp"
 #include "weft/nn/linear.hpp"
@@ -231,7 +232,7 @@ TEST(Parameter, AMasterOfAnotherShapeLeavesAClaimedGradient) {
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.set_master(part); }),
             "parameter \"\": set_master of another shape while its gradient belongs to a reducer");
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { Parameter({1}).claim_gradient(nullptr); }),
-            "parameter \"\": claim_gradient: owner is null; expected who claims it");
+            "parameter \"\": claim_gradient: owner is null; expected the owner of the claim");
 }
 
 TEST(Parameter, AGradientIsLaidOutAsTheWeight) {

@@ -1,5 +1,5 @@
-// Products of bf16: the order of sums that gemm.hpp states, and that no cut of rows or columns, no number of
-// threads and no packed copy changes a bit. Runs for every instruction set of the CPU.
+// Products of bf16. The order of sums is the one that gemm.hpp states. No cut of rows or columns, no number
+// of threads and no packed copy changes a bit. Runs for every instruction set of the CPU.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -222,7 +222,7 @@ void expect_no_bit_differs(const gemm::Kernel& kernel, const Drawn& d, unsigned 
     return random() % 4 == 0 ? 1 : 1 + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(left));
   };
   for (std::int64_t row = 0; row < s.m;) {
-    // At most some pieces of one row each: the rest at once.
+    // At most some pieces of one row each, and the other rows at once.
     const std::int64_t rows = row > 20 ? s.m - row : next(s.m - row);
     for (std::int64_t column = 0; column < s.n;) {
       const std::int64_t columns = column > 200 ? s.n - column : next(s.n - column);
@@ -305,8 +305,8 @@ TEST(Bf16Products, NoNumberOfThreadsChangesABit) {
   }
 }
 
-// A row depends on its row of a alone: rows that come one at a time, as of a key/value cache, have the bits
-// of the whole, and so has the transposed product.
+// A row depends on its row of a alone. Rows that arrive one at a time, as of a key/value cache, have the bits
+// of the whole. The transposed product has them, too.
 TEST(Bf16Products, OneRowHasTheBitsOfTheWhole) {
   const Shape s{37, 160, 1100};
   const Operands x(s.m, s.k, Stored::plain, 1), w(s.k, s.n, Stored::transposed, 2);

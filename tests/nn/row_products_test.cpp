@@ -44,7 +44,7 @@ TEST(RowProducts, EqualSumsInF64) {
                            static_cast<double>(b[static_cast<std::size_t>(j * ldb + p)]);
           want += x, sizes += std::abs(x);
         }
-        // 64 products in a lane and one more sum, whatever k is; then one rounding.
+        // 64 products in a lane and one more sum, whatever k is, then one rounding.
         ASSERT_NEAR(got[static_cast<std::size_t>(i * c.n + j)], want,
                     66 * kUlp * sizes + kUlp * std::abs(want))
             << i << ", " << j;
@@ -52,7 +52,7 @@ TEST(RowProducts, EqualSumsInF64) {
   }
 }
 
-// dw of a convolution of 64 channels, kernel 3, padding 1, against loops in f64: with 113 channels out it has
+// dw of a convolution of 64 channels, kernel 3, padding 1, against loops in f64. With 113 channels out it has
 // 65088 elements, with 128 it has 73728. Both in several blocks of pixels and samples, and accumulated twice.
 TEST(RowProducts, GradientsOfSmallAndLargeWeights) {
   weft::test::Bench bench;
@@ -91,7 +91,7 @@ TEST(RowProducts, GradientsOfSmallAndLargeWeights) {
             worst = std::max(worst, std::abs(static_cast<double>(got[at++]) - 2 * sum));
           }
     EXPECT_EQ(at, got.size());
-    // By rows: one rounding of the sum of a block, and one for each sum of two; a matrix product: some for
+    // By rows: one rounding of the sum of a block, and one for each sum of two. A matrix product: some for
     // each 256 pixels.
     EXPECT_LT(worst, (out == 113 ? 2e-7 : 6e-7) * largest);
   }

@@ -18,8 +18,8 @@ std::string text_of(const Schedule& s) {
   return error_text(ErrorCode::bad_argument, [&] { s.check(); });
 }
 
-// The rates of 50 steps, made step by step in one loop: the first `stable` steps after the warm-up have the
-// peak, then f of the part of the fall that is over.
+// The rates of 50 steps, made step by step in one loop. The first `stable` steps after the warm-up have the
+// peak. Then the rate is f of the part of the fall that has passed.
 template <class F>
 std::vector<double> expected(std::int64_t stable, const F& f) {
   std::vector<double> rates;

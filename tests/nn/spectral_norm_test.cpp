@@ -197,10 +197,9 @@ TEST(SpectralNorm, RefusesWhatItIsNotFor) {
             "spectral norm of \"\": its weight \"weight\" is shared by 2 modules; expected one of its own");
   Linear late(2, 2);
   materialise(late, bench.compute);
-  EXPECT_EQ(
-      text(late),
-      "spectral norm of \"\": its weight \"weight\" has memory already; it comes before parallelize and "
-      "materialise");
+  EXPECT_EQ(text(late),
+            "spectral norm of \"\": its weight \"weight\" has memory already; add it before parallelize and "
+            "materialise");
 
   Linear zero(2, 2, false, Constant{0.0});
   zero.add_spectral_norm();

@@ -64,7 +64,7 @@ TEST(TreeProducts, EqualReference) {
 }
 
 TEST(TreeProducts, SumInTheOrderOfTheTree) {
-  // 2^25 + 1 is 2^25 in f32, so that the value tells the order; leaves of one element each.
+  // 2^25 + 1 is 2^25 in f32, so that the value shows the order. Leaves have one element each.
   const float large = 33554432.0f;
   KernelContext ctx(1);
   const Array<float> a{large, 1, 1, -large, 1, 1, 1, 1}, one(8, 1.0f);

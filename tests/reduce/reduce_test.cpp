@@ -163,8 +163,8 @@ T finished(A total) {
   }
 }
 
-// Averages: integers in 128 bits, f32 in f64, the others as they are summed; where that sum is not finite,
-// that of numbers smaller by a power of two, and at most the largest number.
+// Averages: integers in 128 bits, f32 in f64, the others as they are summed. If that sum is not finite, it is
+// the sum of numbers smaller by a power of two, and at most the largest number.
 template <class T>
 T average(const std::vector<T>& in) {
   const int n = static_cast<int>(in.size());
@@ -418,7 +418,7 @@ TYPED_TEST(Reduce, an_out_may_be_any_of_the_ins) {
     for (const int count : {2, 777, 70001}) {
       if (count > 777 && n > 3) continue;
       const Buffers<T> in = ranks_of_inputs<T>(n, count, this->random_);
-      // One kind that has loops of its own where the dtype knows it, and one that never has.
+      // One kind that has separate loops if the dtype has that kind, and one kind that never has.
       const Kind kind = count == 777 || kDType<T> == DType::boolean ? kinds_of(kDType<T>).back() : Kind::sum;
       const std::vector<T> want = expected(kind, in);
       for (const bool stream : {false, true}) {
@@ -555,8 +555,8 @@ void every_pattern_survives() {
 TEST(ReduceHalves, every_f16_pattern_survives) { every_pattern_survives<f16>(); }
 TEST(ReduceHalves, every_bf16_pattern_survives) { every_pattern_survives<bf16>(); }
 
-// Averages that neither wrap nor are infinite, though the sum does or is: against an oracle that knows no
-// rule of ours.
+// Averages that neither wrap nor are infinite, though the sum wraps or is infinite. They are compared with an
+// oracle that uses no rule of ours.
 TEST(ReduceAverages, of_numbers_whose_sum_does_not_fit) {
   constexpr int kCount = 203;
   for (const DType dtype : test::averaged_dtypes())
@@ -579,7 +579,7 @@ TEST(ReduceAverages, of_numbers_whose_sum_does_not_fit) {
     }
 }
 
-// Totals that the number of ranks divides, and those one above and one below: a quotient that is off by its
+// Totals that the number of ranks divides, and those one above and one below. A quotient that is off by its
 // last digit shows there.
 TEST(ReduceAverages, of_integers_whose_total_is_near_a_multiple) {
   std::mt19937_64 random(17);
@@ -615,8 +615,8 @@ TEST(ReduceAverages, of_integers_whose_total_is_near_a_multiple) {
   check(std::uint32_t{});
 }
 
-// An element is summed again where its own sum is infinite, and not where a neighbour's is: tiny numbers keep
-// their bits.
+// An element is summed again if its own sum is infinite, and not if a neighbour's is. Tiny numbers keep their
+// bits.
 TEST(ReduceAverages, tiny_numbers_beside_large_ones_keep_their_bits) {
   const double tiny = std::numeric_limits<double>::denorm_min(), most = std::numeric_limits<double>::max();
   for (const int n : {2, 3, 4, 5, 9}) {
@@ -683,7 +683,7 @@ TEST(ReduceMany, hundreds_of_ranks) {
 }
 
 TEST(ReduceOrder, is_a_tree_split_at_the_largest_power_of_two) {
-  // In f32, 2^24 swallows a 1 that comes alone but not a 2.
+  // In f32, 2^24 plus 1 is 2^24, but 2^24 plus 2 is not.
   const float big = 0x1p24f;
   const auto sum = [](std::vector<float> x) {
     std::vector<const std::byte*> in;

@@ -157,7 +157,7 @@ TEST_F(StoreSeal, SecretsHaveALength) {
 // A server's side of one connection, driven by bytes.
 class StoreSessionTest : public StoreSeal {
  protected:
-  /// The handshake, up to the proof; the session that heard it.
+  /// The handshake, up to the proof, and the session that received it.
   void begin(StoreSession& session, Handshake& client) {
     const auto heard = session.take(make_frame(FrameKind::join, {}, client.own_half()));
     ASSERT_EQ(heard.state, Said::reply);
@@ -201,7 +201,7 @@ TEST_F(StoreSessionTest, AfterTheHandshakeRequestsAreSealed) {
                 .frame.value,
             "x");
   expect_bad(session.take(make_frame(FrameKind::set, "key", "value")),
-             "it sent what is not sealed with its key: somebody changed it, perhaps", std::nullopt);
+             "it sent bytes that are not sealed with its key: perhaps somebody changed them", std::nullopt);
 }
 
 TEST_F(StoreSessionTest, WhoDoesNotProveIsToldAndClosed) {
@@ -245,15 +245,15 @@ TEST_F(StoreSessionTest, WhoDoesNotProveIsToldAndClosed) {
   {
     StoreSession session(&key_);
     expect_bad(session.take(make_frame(FrameKind::join, {}, std::string(32, '\0'))),
-               "it began a handshake with a key that is none", std::nullopt);
+               "it began a handshake with an invalid key", std::nullopt);
   }
 }
 
 TEST_F(StoreSessionTest, SealedNonsenseEndsTheConnection) {
   const std::pair<std::string, const char*> cases[] = {
       {"no frame", "it does not speak this protocol (it sent \"no frame\")"},
-      {make_frame(FrameKind::try_get, "key", {}).substr(0, 20), "it sealed what is no whole frame"},
-      {make_frame(FrameKind::try_get, "key", {}) + "x", "it sealed what is no whole frame"},
+      {make_frame(FrameKind::try_get, "key", {}).substr(0, 20), "it sealed bytes that are not a whole frame"},
+      {make_frame(FrameKind::try_get, "key", {}) + "x", "it sealed bytes that are not a whole frame"},
       {make_frame(FrameKind::join, {}, std::string(32, 'x')), "it began a handshake again"},
       {make_frame(FrameKind::found, {}, {}), "it sent a request of unknown kind 64"},
   };
@@ -269,7 +269,7 @@ TEST_F(StoreSessionTest, SealedNonsenseEndsTheConnection) {
 TEST_F(StoreSessionTest, WhereNoSecretIsDemandedAHandshakeIsRefused) {
   StoreSession session(nullptr);
   expect_bad(session.take(make_frame(FrameKind::join, {}, Handshake(key_).own_half())),
-             "it began a handshake, but no secret is demanded here", FrameKind::refused);
+             "it began a handshake, but no secret is required here", FrameKind::refused);
 }
 
 }  // namespace

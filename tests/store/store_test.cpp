@@ -263,7 +263,7 @@ TEST_F(FileStoreTest, ProcessesMeet) {
   EXPECT_EQ(open()->get("total", soon()), std::to_string(kRounds * kRanks * (kRanks - 1) / 2));
 }
 
-// A writer is killed again and again in the middle of its writes: the keys that it had set exist, and no
+// A writer is killed again and again in the middle of its writes. The keys that it had set exist, and no
 // other process is held up.
 TEST_F(FileStoreTest, AWriterThatIsKilledDoesNoHarm) {
   const auto store = open();
@@ -542,8 +542,8 @@ TEST_F(TcpStoreTest, TheTestsOwnFramesAreAnswered) {
   EXPECT_EQ(client()->try_get("key"), "hi");
 }
 
-// Each bad frame ends its own connection with one warning that says what was wrong; a client that waits in a
-// get, and one that goes on working, notice nothing.
+// Each bad frame ends its own connection with one warning that says what was wrong. A client that waits in a
+// get, and a client that continues to work, notice nothing.
 TEST_F(TcpStoreTest, BadFramesEndOnlyTheirOwnConnection) {
   struct Case {
     std::string bytes;
@@ -603,7 +603,7 @@ TEST_F(TcpStoreTest, AFrameMayComeByteByByte) {
   EXPECT_THAT(warnings(), ::testing::IsEmpty());
 }
 
-// If there is no room, the server closes connections that have sent nothing yet, the oldest first; if all
+// If there is no room, the server closes connections that have sent nothing yet, the oldest first. If all
 // have sent something, it closes the new one.
 TEST_F(TcpStoreTest, ClientsBeyondTheLimitAreRefused) {
   const auto good = client();
@@ -847,7 +847,7 @@ TEST(Address, TheInterfaceIsTheRoutes) {
   }
 }
 
-// Another server listens at the port: one that sends a greeting like FTP, and one that sends nothing.
+// Another server listens at the port. One sends a greeting like FTP, and one sends nothing.
 TEST_F(TcpStoreTest, AForeignServerIsNotTakenForAStore) {
   const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in at{};
@@ -859,9 +859,10 @@ TEST_F(TcpStoreTest, AForeignServerIsNotTakenForAStore) {
   ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&at), &length), 0);
   const std::uint16_t port = ntohs(at.sin_port);
   const std::string where = "127.0.0.1:" + std::to_string(port);
-  expect_error(ErrorCode::timeout,
-               "store: no server at " + where + " within 200 ms (what listens there does not answer)",
-               [&] { make_tcp_store("127.0.0.1", port, Deadline::after(milliseconds(200))); });
+  expect_error(
+      ErrorCode::timeout,
+      "store: no server at " + where + " within 200 ms (the process that listens there does not answer)",
+      [&] { make_tcp_store("127.0.0.1", port, Deadline::after(milliseconds(200))); });
   std::thread greeter([listener] {
     ::close(::accept(listener, nullptr, nullptr));  // the client of above, which has left
     const int fd = ::accept(listener, nullptr, nullptr);
@@ -872,7 +873,7 @@ TEST_F(TcpStoreTest, AForeignServerIsNotTakenForAStore) {
     while (::recv(fd, buffer, sizeof buffer, 0) > 0) {}
     ::close(fd);
   });
-  expect_error(ErrorCode::system, "store: what listens on " + where + " is not a weft store",
+  expect_error(ErrorCode::system, "store: the process that listens on " + where + " is not a weft store",
                [&] { make_tcp_store("127.0.0.1", port, soon()); });
   greeter.join();
   ::close(listener);

@@ -217,7 +217,7 @@ TEST_F(UnauthenticatedTest, NoSecretIsRefusedOnBothSides) {
   serve();
   EXPECT_EQ(error_text([&] { client(""); }),
             "bad_argument: store: the server at " + server_->address() +
-                " demands a secret; expected it in a file of mode 0600 (WEFT_STORE_SECRET_FILE) or in "
+                " requires a secret; expected it in a file of mode 0600 (WEFT_STORE_SECRET_FILE) or in "
                 "WEFT_STORE_SECRET");
   EXPECT_TRUE(warned_of("it left when it was asked for the secret"));
 }
@@ -284,7 +284,7 @@ TEST_F(UnauthenticatedTest, WhatWasSaidOnceIsOfNoUseAgain) {
   EXPECT_EQ(client()->add("n", 0), 1);
 }
 
-// One byte of a request or of a reply is changed after the handshake: the call fails and has no effect.
+// One byte of a request or of a reply is changed after the handshake. The call fails and has no effect.
 TEST_F(UnauthenticatedTest, WhatIsChangedOnTheWayIsNotBelieved) {
   for (const bool requests : {true, false}) {
     serve();
@@ -299,13 +299,13 @@ TEST_F(UnauthenticatedTest, WhatIsChangedOnTheWayIsNotBelieved) {
         error_text([&] { store->set("key", "after"); }),
         AllOf(HasSubstr("peer_lost: store: key \"key\": the server at 127.0.0.1:"), HasSubstr("is gone")));
     if (requests) {
-      EXPECT_TRUE(warned_of("it sent what is not sealed with its key"));
+      EXPECT_TRUE(warned_of("it sent bytes that are not sealed with its key"));
       EXPECT_EQ(client()->try_get("key"), "before");
     }
   }
 }
 
-// One byte changed within the handshake: the first and the last of each side's half and proof.
+// One byte is changed within the handshake: the first and the last of each side's half and proof.
 TEST_F(UnauthenticatedTest, AChangedHandshakeFails) {
   serve();
   constexpr std::size_t kFrame = sizeof(FrameHeader) + kHandshakeBytes;
@@ -469,7 +469,8 @@ TEST(OtherUsers, WithoutASecretNoPortOfTcpIsOpen) {
   EXPECT_EQ(errno, ECONNREFUSED);
 }
 
-// One of them knocks a hundred times: there is room for four clients, and those of this user find it.
+// One of them tries a hundred times to connect. There is room for four clients, and those of this user find
+// it.
 TEST(OtherUsers, AreRefusedAtOnceAndTakeNobodysPlace) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can play another user";
   std::mutex mutex;
@@ -563,7 +564,7 @@ TEST(OtherUsers, AServerOfTcpThatDemandsNoSecretIsNotBelieved) {
     EXPECT_LE(::recv(fd.get(), buffer, sizeof buffer, 0), 0) << "nothing more is said to it";
   });
   EXPECT_EQ(error_text([&] { make_tcp_store("127.0.0.1", port, soon(), kSecret); }),
-            fmt::format("system: store: what listens on 127.0.0.1:{} is not a weft store", port));
+            fmt::format("system: store: the process that listens on 127.0.0.1:{} is not a weft store", port));
   impostor.join();
 }
 
@@ -611,8 +612,8 @@ TEST_P(FewDescriptors, AreToldToTheClientsWithTheLimit) {
   const auto one = make_tcp_store("127.0.0.1", port, soon(), secret);
   const auto two = make_tcp_store("127.0.0.1", port, soon(), secret);
   const auto began = Clock::now();
-  // All at once, since each waits for some seconds. A third client; and of two calls at one time one has the
-  // client's connection, and the other needs another.
+  // All at the same time, since each waits for some seconds. A third client. If it makes two calls at one
+  // time, one has the client's connection, and the other needs another connection.
   std::string third_text, texts[2];
   std::thread third(
       [&] { third_text = error_text([&] { make_tcp_store("127.0.0.1", port, soon(), secret); }); });
@@ -727,7 +728,7 @@ TEST_F(UnauthenticatedTest, HalfRequestsAddUpToSoMuch) {
   second.say(half);
   UnauthenticatedClient third(server_->port());
   third.say_if_heard(half);
-  EXPECT_TRUE(warned_of("bytes of requests and answers are under way; at most 300000 are allowed"));
+  EXPECT_TRUE(warned_of("bytes of requests and answers are in progress; at most 300000 are allowed"));
   EXPECT_EQ(good->get("small", soon()), "1");
 }
 

@@ -1,5 +1,5 @@
-// Averages of numbers whose sum does not fit in their dtype, and what they must be: computed one element at a
-// time in 128 bits or in a long double, by no rule of weft's.
+// Averages of numbers whose sum does not fit in their dtype, and the right results. These are computed one
+// element at a time in 128 bits or in a long double, by no rule of weft's.
 //
 //   for (i …) store_extreme(in, dtype, rank, i);
 //   … all_reduce(in, out, {.op = ReduceOp::avg}) …
@@ -98,9 +98,9 @@ inline void store_extreme(std::byte* data, DType dtype, int rank, std::int64_t i
   });
 }
 
-/// The fault of `got`, the average over inputs of finite numbers; empty: none. Integers are exact, truncated
-/// toward zero; floats are finite, and as near as roundings of their accumulator (`unit`) and one of the
-/// dtype allow.
+/// The fault of `got`, the average over inputs of finite numbers. Empty: none. Integers are exact, truncated
+/// toward zero. Floats are finite, and as near as the roundings of their accumulator (`unit`) and one
+/// rounding of the dtype allow.
 inline std::string wrong_average(DType dtype, const std::vector<const std::byte*>& in, const std::byte* got,
                                  std::int64_t count) {
   return with_part(dtype, [&]<class T>(T, int parts) -> std::string {

@@ -70,7 +70,7 @@ class Reader {
     now().ranks.resize(static_cast<std::size_t>(n));
   }
 
-  // "0:" or "0,2:" in front: those ranks; nothing: all.
+  // "0:" or "0,2:" at the beginning means those ranks. Nothing means all.
   std::vector<CaseRank*> ranks_of(TextIn& words) {
     const auto before = words.tellg();
     std::vector<CaseRank*> whose;

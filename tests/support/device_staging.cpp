@@ -34,7 +34,7 @@ void copy(const NcclApi& api, void* to, const void* from, std::size_t bytes) {
   api.cudaStreamDestroy(stream);
 }
 
-// Memory of one cudaMalloc, kept until no rank copies any more: freeing waits for the whole device, on which
+// Memory of one cudaMalloc, kept until no rank copies any more. Freeing waits for the whole device, on which
 // another rank's kernel may be waiting for this one.
 class Pool {
  public:

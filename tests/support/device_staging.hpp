@@ -11,11 +11,11 @@ struct NcclApi;
 
 namespace weft::test {
 
-/// Takes a call's buffers elsewhere and changes its views. The returned function brings `out` back, once the
-/// call is done; the memory there goes with it.
+/// Copies a call's buffers to other memory and changes its views. The returned function copies `out` back,
+/// once the call is done. The other memory is freed with it.
 using DeviceStaging = std::function<std::function<void()>(Call&)>;
 
-/// To memory of cudaMalloc on a device of `api`, which may be a stand-in's. One rank's alone: not
+/// To memory of cudaMalloc on a device of `api`, which may be a stand-in's. For one rank only: not
 /// thread-safe.
 DeviceStaging stage_to_device(const nccl::NcclApi& api, int device = 0);
 

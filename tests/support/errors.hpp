@@ -10,7 +10,7 @@
 
 namespace weft::test {
 
-/// The Error that `f` throws; if it throws none, an Error of code system, "no error was thrown", for the
+/// The Error that `f` throws. If it throws none, an Error of code system, "no error was thrown", for the
 /// checks that follow. This function and those below pass on other exceptions.
 template <class F>
 Error error_of(const F& f) {

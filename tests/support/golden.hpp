@@ -18,9 +18,9 @@ std::filesystem::path golden_dir();
 /// empty, skip the test with that reason.
 std::vector<std::filesystem::path> golden_files(const std::string& prefix);
 
-/// For a test: skips it, naming the folder, if that is not there. Otherwise it checks that each of these
-/// prefixes has files, and that each file is more than its header, because tests made from them would
-/// otherwise be silently fewer.
+/// For a test: skips it, naming the folder, if the folder does not exist. Otherwise it checks that each of
+/// these prefixes has files, and that each file is more than its header. If files were missing, tests made
+/// from them would be fewer without notice.
 void expect_golden(const std::vector<std::string>& prefixes);
 
 }  // namespace weft::test

@@ -1,5 +1,5 @@
-// One transformer case of the reference data: its configuration, its tensors, and how near to them is near
-// enough. For tests that link weft_train and nlohmann_json.
+// One transformer case of the reference data: its configuration, its tensors, and the allowed distance. For
+// tests that link weft_train and nlohmann_json.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -67,7 +67,8 @@ class Golden {
     rope->cos.assign(cosine.f32().begin(), cosine.f32().end());
     rope->sin.assign(sine.f32().begin(), sine.f32().end());
     rope->positions = cosine.size(0), rope->half = cosine.size(1);
-    // Ours are made in f32 in the same steps; a last bit of a frequency counts as often as the position says.
+    // Our frequencies are made in f32 in the same steps. A last bit of a frequency is multiplied by the
+    // position.
     const auto own = RopeTables::make(rope->positions, rope->half * 2, config().at("rope_theta"));
     for (std::size_t i = 0; i < own->cos.size(); ++i) {
       const double allowed = 0x1p-22 * static_cast<double>(1 + i / static_cast<std::size_t>(rope->half));

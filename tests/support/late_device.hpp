@@ -1,11 +1,11 @@
 // A device for tests, if there is no GPU: it finds code that assumes the CPU.
 //
-// - Memory: the addresses that it gives out cannot be read or written; the bytes lie elsewhere, where only
-//   copies, fills and kernels of the device find them. So host code that touches a tensor of the device
-//   crashes. New memory holds NaNs, and holds them again when it has been given back.
+// - Memory: the addresses that it gives out cannot be read or written. The bytes lie elsewhere, where only
+// copies, fills and kernels of the device find them. So host code that touches a tensor of the device
+// crashes. New memory holds NaNs, and holds them again when it has been given back.
 // - Streams: what a stream is given is only remembered. It runs when the host waits for that stream, or when
 //   another stream that depends on it runs, as late as it can. So a forgotten dependency always gives a wrong
-//   number, and not only now and then.
+//   number, and not only in some runs.
 // - The next wait throws the exception of a task.
 //
 // Thread-safe; tasks run on the thread that waits.
@@ -56,7 +56,7 @@ class LateDevice final : public DeviceRuntime {
   }
   /// Throws std::logic_error naming the kernel unless the bytes lie in one block of the device's memory.
   void expect_inside(std::string_view kernel, const void* address, std::size_t bytes) const;
-  /// From now on the copy behind `count` further ones throws, once.
+  /// From now on the copy after `count` further ones throws, once.
   void fail_copy(std::size_t count);
   /// The number of tasks on all streams that have not run yet.
   std::size_t waiting() const;

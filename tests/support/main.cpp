@@ -11,15 +11,15 @@
 
 namespace {
 
-// All tests run in a program that has chosen a locale: its streams write 12345.5 as "12 345,5" and read
-// "12 345 6" as one number. Text between processes, and of the kernel, must not depend on it.
+// All tests run in a program that has chosen a locale. Its streams write 12345.5 as "12 345,5" and read "12
+// 345 6" as one number. Text between processes, and of the kernel, must not depend on it.
 struct SpacedNumbers : std::numpunct<char> {
   char do_thousands_sep() const override { return ' '; }
   char do_decimal_point() const override { return ','; }
   std::string do_grouping() const override { return "\3"; }
 };
 
-// of(test): whether it is to run. As a filter of gtest, which takes whole suites at once if it can.
+// of(test): whether the test is to run. As a filter of gtest, which selects whole suites at once if it can.
 template <typename Of>
 std::string filter_of(const Of& of) {
   std::string all;

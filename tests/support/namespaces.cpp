@@ -96,8 +96,8 @@ Hosts::Hosts(int count) {
 Hosts::~Hosts() { end_all(); }
 
 void Hosts::end_all() const {
-  // In a namespace of ours, but not who keeps it: the keepers end by themselves. A process that is ended may
-  // have started another one just before, hence twice.
+  // In a namespace of ours, except for its keeper: the keepers end by themselves. A process that is ended may
+  // have started another one just before. So this is done twice.
   const auto net = [](const std::string& process) {
     std::error_code gone;
     return std::filesystem::read_symlink("/proc/" + process + "/ns/net", gone).string();

@@ -16,7 +16,7 @@ namespace weft::test {
 /// `ip`.
 class Hosts {
  public:
-  /// Why there can be none here; empty if there can.
+  /// Why there can be none here. Empty if there can.
   static std::string unavailable();
 
   /// Host i has the name "host<i>", the address 10.77.0.<i + 1> on `kInterface`, and a loopback of its own.

@@ -347,7 +347,7 @@ struct Grouped {
 };
 thread_local std::vector<Grouped> grouped;
 
-// Writes the call down; the result that a test has asked for instead, if any.
+// Records the call. Returns the result that a test has requested instead, if any.
 template <class R>
 std::optional<R> begin(const char* name) {
   g->calls.push_back(name);

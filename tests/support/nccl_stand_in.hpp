@@ -2,10 +2,12 @@
 // there is no GPU. Ranks are threads of one process, device memory is the host's, streams are ordered queues
 // that one "device" thread works off. It models everything that the transport could do wrong:
 //
-// - streams: a step begins when the one before it has ended; events cover what was given before them
+// - streams: a step begins when the previous step has ended; events cover the steps that were queued before
+//   them
 // - groups: calls wait for the group's end, then a communicator's share of them is one kernel, in which
 //   sends and receives do not wait for one another; outside of a group a send holds up its stream
-// - a kernel ends when all its peers' have come; a rank that comes with other calls is never answered
+// - a kernel ends when the kernels of all its peers have arrived; a rank that arrives with other calls is
+//   never answered
 // - non-blocking communicators: a launch is "in progress" for a few questions, and nothing else may be asked
 //   of the communicator meanwhile
 // - abort, finalize (waits for all ranks), reductions that are made and destroyed; a communicator's buffers,
@@ -55,7 +57,7 @@ class NcclStandIn {
   Stream make_stream();
   /// Work on a stream: `body` runs on the device thread when its turn has come, and again until it says true.
   void run_on(Stream stream, std::function<bool()> body);
-  /// Until everything on the stream is done. For tests alone: the transport has no such function.
+  /// Until all work on the stream is done. For tests alone: the transport has no such function.
   void drain(Stream stream);
 
   /// The functions called so far, in order, over all ranks, without those that only query.

@@ -21,7 +21,7 @@ inline Tensor random_tensor(Context& context, const Shape& shape, std::string_vi
   return t;
 }
 
-/// `tolerance`: of the largest number. Sums of at most 96 products, cut in up to four parts: another order
+/// `tolerance`: of the largest number. Sums of at most 96 products, cut in up to four parts. Another order
 /// moves them by no more than 96 · 2^-24 of the sum of magnitudes, which is some times the largest result.
 inline void expect_near(const Tensor& got, const Tensor& expected, const std::string& what,
                         double tolerance = 2e-5) {

@@ -1,5 +1,5 @@
-// The operations of a group on buffers that say that they are on a device: for transports that move a
-// device's memory, in tests where that is the host's. On Device{} everything stays as it is.
+// The operations of a group on buffers that say that they are on a device. It is for transports that move a
+// device's memory, in tests in which that is the host's memory. With Device{} nothing changes.
 #pragma once
 
 #include <utility>

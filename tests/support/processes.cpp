@@ -50,7 +50,7 @@ bool others_sleep() {
   }
   return true;
 }
-// The locks of the address sanitizer's allocator stay as they are in a forked child: if another thread held
+// The locks of the address sanitizer's allocator keep their state in a forked child. If another thread held
 // one at the fork, the child waits forever when it allocates. A thread that has just been started allocates;
 // one that sleeps holds no such lock. A thread that is seen asleep may be woken by a thread later in the
 // list, so all threads are checked twice.
@@ -152,7 +152,7 @@ ProcessResult run_in_child(const std::function<int()>& body, Duration limit) {
 }
 
 void run_in_children(int count, const std::function<void(int)>& body, Duration limit) {
-  // All are forked before the first begins: what it does may wake a thread of this process, such as a server.
+  // All are forked before the first begins, since it may wake a thread of this process, such as a server.
   std::vector<std::unique_ptr<Pipe>> gates;
   for (int rank = 0; rank < count; ++rank) gates.push_back(std::make_unique<Pipe>());
   std::vector<ChildProcess> children;

@@ -1,5 +1,5 @@
-// Calls at random against values computed here: every operation, with buffers laid out as each rank likes,
-// many in flight, waited for in an order of each rank's own.
+// Calls at random against values computed here. It uses every operation, with buffers that each rank lays out
+// at random, many in flight, waited for in an order of each rank's own.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -66,7 +66,7 @@ inline std::ostream& operator<<(std::ostream& os, const Plan& p) {
   return os;
 }
 
-// One rank's part in it: buffers, laid out as this rank likes, and the check.
+// One rank's part in it: buffers, laid out by this rank, and the check.
 class Trial {
  public:
   Trial(Rank& r, const Plan& plan, Memory memory, std::mt19937& own) : p_(plan), rank_(r.rank), n_(r.size) {

@@ -12,7 +12,7 @@
 
 namespace weft::test {
 
-/// How a call ends: after `polls` polls without a step it is done, or fails with `why`; or it never ends.
+/// How a call ends. After `polls` polls without a step it is done, or fails with `why`. Or it never ends.
 struct Fate {
   enum Kind { finish, fail, never } kind = finish;
   int polls = 0;
@@ -33,7 +33,7 @@ class Recording {
   /// The fate of calls posted from now on. Default: done at the first poll.
   void decide(std::function<Fate(const OpState&)> fate);
   void decide(const Fate& fate);
-  /// Calls whose fate was `never` are done at their next poll.
+  /// From now on calls with the fate `never` are done at their next poll.
   void let_go();
   /// Called by a thread that is about to sleep, once it has announced that to its peers.
   void on_sleep(std::function<void()> hook);

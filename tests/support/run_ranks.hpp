@@ -1,6 +1,6 @@
-// Ranks for tests: as threads of this process (one Context), as processes of their own, or as the processes
-// of a job that mpirun started, of which this is one. A hanging body is reported and ended, so no test waits
-// for it without limit.
+// Ranks for tests. The ranks are threads of this process (one Context), separate processes, or the processes
+// of a job that mpirun started. This process is then one of them. A hanging body is reported and ended, so no
+// test waits for it without limit.
 #pragma once
 
 #include <functional>
@@ -14,8 +14,8 @@
 
 namespace weft::test {
 
-/// `job`: the whole test program runs in every rank of a job (mpirun -n N program), membership from the
-/// environment, and each body in the first n of its processes.
+/// `job`: the whole test program runs in every rank of a job (mpirun -n N program). The membership comes from
+/// the environment, and each body runs in the first n of the processes.
 enum class Ranks { threads, processes, job };
 std::string to_string(Ranks kind);
 
@@ -24,7 +24,7 @@ struct RankOptions {
   Duration limit = std::chrono::seconds(60);     ///< of the whole body
   TestHooks hooks = {};
   std::string backend = "shm";
-  BackendFactory factory;       ///< where set, instead of `backend`
+  BackendFactory factory;       ///< if set, instead of `backend`
   Order order = Order::native;  ///< of the group's reductions
   ContextOptions context;
 };
@@ -46,7 +46,7 @@ class Rank {
   std::shared_ptr<Store> store;
   const RankOptions& options;
 
-  /// The membership with which all ranks can make a group of that name.
+  /// The membership with which all ranks can make a group of the given name.
   Membership membership(const std::string& name = "world") const;
   /// The group "world", made at the first call.
   ProcessGroup& group();
@@ -63,7 +63,7 @@ class Rank {
 /// ranks than job_size() skip the test.
 void run_ranks(Ranks kind, int n, const std::function<void(Rank&)>& body, const RankOptions& options = {});
 
-/// How many processes the job has that this one belongs to; 1 outside of any.
+/// The number of processes of the job that this process belongs to; 1 outside a job.
 int job_size();
 
 /// Ranks as processes, to be killed or stopped one by one.
@@ -72,9 +72,10 @@ class RankProcesses {
   RankProcesses(int n, std::function<void(Rank&)> body, const RankOptions& options = {});
   ~RankProcesses();
   ChildProcess& operator[](int rank);
-  /// The store the ranks meet in, for the test to talk to them.
+  /// The store in which the ranks meet. The test may send requests to it.
   Store& store();
-  /// Waits for those that still run; a failure for each rank not in `excused` that did not end with 0.
+  /// Waits for the ranks that still run. Each rank that is not in `excused` and did not end with status 0 is
+  /// a failure.
   void finish(std::initializer_list<int> excused = {});
 
  private:

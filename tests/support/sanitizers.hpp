@@ -1,4 +1,4 @@
-// The blind spots of the sanitizers of this build.
+// The limits of the sanitizers of this build.
 #pragma once
 
 #include <cstdlib>
@@ -6,12 +6,13 @@
 namespace weft::test {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-/// They watch ranks that are threads: all paths run there, in memory that they see.
+/// The sanitizers watch ranks that are threads. All paths run in such ranks, in memory that the sanitizers
+/// see.
 inline constexpr bool kProcesses = false;
-/// The kernel that combines elements does not change how ranks interact (reduce_test has all kernels): one
-/// dtype with every reduction, and every dtype with one, are enough, in a fraction of the time.
+/// The kernel that combines elements does not change how ranks interact (reduce_test has all kernels). So one
+/// dtype with every reduction, and every dtype with one reduction, are enough, in a fraction of the time.
 inline constexpr bool kEveryKernel = false;
-/// They take memory and stack of their own, and keep what is given back.
+/// Sanitizers take memory and stack of their own, and do not return freed memory to the system.
 inline constexpr bool kPlainMemory = false;
 #else
 inline constexpr bool kProcesses = true;
@@ -20,8 +21,9 @@ inline constexpr bool kPlainMemory = true;
 #endif
 
 #ifdef __SANITIZE_ADDRESS__
-/// Where the undefined sanitizer, which is built in with the other one, looks at an object's type, it opens a
-/// pipe to find out whether the address can be read. Without descriptors it reports an error that is none.
+/// Where the undefined sanitizer, which is built in with the other one, reads an object's type, it opens a
+/// pipe to find out whether the address is readable. If no descriptor is free, it reports an error although
+/// there is none.
 inline constexpr bool kTypesWithoutDescriptors = false;
 #else
 inline constexpr bool kTypesWithoutDescriptors = true;
@@ -34,8 +36,8 @@ inline constexpr bool kThreadsInForks = false;
 inline constexpr bool kThreadsInForks = true;
 #endif
 /// Sanitizers make a test some ten times slower. Without `tools/test.sh --full`, which sets WEFT_TEST_FULL,
-/// they see a part of what a test does at random or for every size: enough for each line of code to run.
-/// An emulator (the preset aarch64) is slower still, and always sees a part.
+/// they see a part of the random cases and of the sizes of a test. That part runs each line of code. An
+/// emulator (the preset aarch64) is even slower, and always sees a part only.
 inline bool does_everything() {
 #ifdef WEFT_EMULATED
   return false;

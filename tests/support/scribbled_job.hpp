@@ -1,6 +1,6 @@
-// A job in which one rank scribbles on the memory that the ranks share, in round after round with groups of
-// its own. A round is a row of steps. In a step some ranks make their calls; then words that have changed
-// meanwhile are damaged, which are those of these calls; then the others make theirs, and all wait.
+// A job in which one rank writes nonsense to the memory that the ranks share. It has many rounds, each with
+// groups of its own. A round is a sequence of steps. In a step some ranks make their calls. Then the words
+// that these calls have changed are damaged. Then the other ranks make their calls, and all wait.
 #pragma once
 
 #include <fmt/format.h>
@@ -31,8 +31,8 @@
 
 namespace weft::test {
 
-/// Buffers of a rank that stay from round to round: what a failed call leaves to a peer is no other call's.
-/// They are zeros, so that what changes in shared memory is the words that ranks write there.
+/// A rank's buffers that stay the same from round to round. No other call uses what a failed call leaves to a
+/// peer. They are zeros, so the only changes in shared memory are the words that ranks write for their calls.
 class KeptBuffers {
  public:
   TensorView view_of(Rank& r, Memory memory, int which, std::int64_t floats) {
@@ -50,14 +50,14 @@ class KeptBuffers {
 };
 
 struct ScribbledJob {
-  static constexpr int kRanks = 3, kScribbles = 1;  ///< kScribbles: the rank that does
+  static constexpr int kRanks = 3, kScribbles = 1;  ///< kScribbles: the rank that writes nonsense
 
   /// One rank's calls of a round.
   class Calls {
    public:
     virtual ~Calls() = default;
-    /// Makes the calls of a step, which the generator chooses: it gives all ranks the same numbers. Returns
-    /// a function that waits for them.
+    /// Makes the calls of a step. The generator chooses them; it gives all ranks the same numbers. Returns a
+    /// function that waits for them.
     virtual std::function<void()> make(std::mt19937_64& random) = 0;
   };
   using Begin = std::function<std::unique_ptr<Calls>(Rank&, KeptBuffers&, ProcessGroup&)>;
@@ -68,7 +68,7 @@ struct ScribbledJob {
   std::vector<std::string> kinds = {"region"};  ///< of memory: see shared_mappings()
   std::size_t most_bytes = 16 << 20;            ///< of each mapping, from its beginning
 
-  /// Each rank ends by itself, without a signal, and gets nothing but an Error of weft.
+  /// Each rank ends by itself, without a signal, and no exception but an Error of weft reaches it.
   void run(const Begin& begin) const {
     void* const page =
         ::mmap(nullptr, sizeof(Meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -91,7 +91,7 @@ struct ScribbledJob {
       std::fflush(nullptr);
     };
     RankOptions options;
-    options.context.log_level = LogLevel::error;  // not one warning a round
+    options.context.log_level = LogLevel::error;  // without one warning per round
     options.limit = time + std::chrono::seconds(60);
     RankProcesses ranks(kRanks, body, options);
     ranks.finish();
@@ -101,7 +101,7 @@ struct ScribbledJob {
  private:
   static constexpr int kSteps = 200;
 
-  // The place where the ranks meet: memory that is not weft's.
+  // The place where the ranks meet: memory that weft does not own.
   struct Meeting {
     std::atomic<int> came{0}, turns{0};
     std::array<std::atomic<int>, 2> bad{};
@@ -127,7 +127,7 @@ struct ScribbledJob {
     }
   };
 
-  // Returns the text of the Error that ended it here.
+  // Returns the text of the Error that ended the round.
   std::string round(Rank& r, std::uint64_t number, Meeting& meeting, KeptBuffers& buffers, const Begin& begin,
                     int& steps) const {
     static constexpr std::array kSingleCopy{"off", "pull"};

@@ -21,7 +21,7 @@ struct SharedMapping {
   std::size_t bytes;
 };
 
-/// This process's mappings of memory of that kind: "region" (of groups and windows), "segment" (of arenas),
+/// This process's mappings of one kind of memory: "region" (of groups and windows), "segment" (of arenas),
 /// "process".
 inline std::vector<SharedMapping> shared_mappings(const std::string& kind) {
   std::vector<SharedMapping> found;
@@ -31,7 +31,7 @@ inline std::vector<SharedMapping> shared_mappings(const std::string& kind) {
     if (line.find("memfd:weft-" + kind) == std::string::npos ||
         std::sscanf(line.c_str(), "%zx-%zx", &begin, &end) != 2)
       continue;
-    // Parts of one mapping that differ in advice are lines of their own.
+    // Parts of one mapping that differ in advice have separate lines in the file.
     if (!found.empty() && reinterpret_cast<std::uintptr_t>(found.back().data + found.back().bytes) == begin)
       found.back().bytes += end - begin;
     else
@@ -40,14 +40,14 @@ inline std::vector<SharedMapping> shared_mappings(const std::string& kind) {
   return found;
 }
 
-/// Writes nonsense to words of this process's shared memory, and to nothing else: to those that have changed
-/// since look(), or beside them.
+/// Writes nonsense to words of this process's shared memory, and to nothing else: to words that have changed
+/// since look(), or to words next to them.
 class Scribbler {
  public:
   Scribbler(std::uint64_t seed, std::vector<SharedMapping> mappings)
       : random_(seed), mappings_(std::move(mappings)), before_(mappings_.size()) {}
 
-  /// A scribble may hit the memory that changes from now on.
+  /// A call of scribble() may hit the memory that changes from now on.
   void look() {
     for (std::size_t m = 0; m < mappings_.size(); ++m) {
       const std::span<std::uint64_t> all = words(mappings_[m]);
@@ -55,7 +55,7 @@ class Scribbler {
       for (std::size_t i = 0; i < all.size(); ++i) before_[m][i] = read(all[i]);
     }
   }
-  /// How many words have changed.
+  /// The number of words that have changed.
   std::size_t find() {
     changed_.clear();
     for (std::size_t m = 0; m < mappings_.size(); ++m) {
@@ -65,7 +65,7 @@ class Scribbler {
     }
     return changed_.size();
   }
-  /// One word that find() has found, or one of its line; now and then any word.
+  /// One word that find() has found, or one of its cache line; from time to time any word.
   void scribble() {
     std::uint64_t* const word = some_word();
     const std::uint64_t was = read(*word);
@@ -88,7 +88,7 @@ class Scribbler {
   static std::span<std::uint64_t> words(const SharedMapping& m) {
     return {reinterpret_cast<std::uint64_t*>(m.data), m.bytes / sizeof(std::uint64_t)};
   }
-  // An arena poisons memory that it has not given out; a fault of another rank reaches that memory, too.
+  // An arena poisons memory that it has not allocated. A fault of another rank reaches that memory, too.
   [[gnu::no_sanitize_address]] static std::uint64_t read(const std::uint64_t& word) {
     return __atomic_load_n(&word, __ATOMIC_RELAXED);
   }
@@ -105,8 +105,8 @@ class Scribbler {
     std::uint64_t* word = changed_[number(changed_.size())];
     const auto line = reinterpret_cast<std::uintptr_t>(word) & ~std::uintptr_t{63};
     if (number(3) == 0) word = reinterpret_cast<std::uint64_t*>(line) + number(8);
-    // The first word of a line is mostly the one that ranks wait for: who damages it sees a time-out, and no
-    // more.
+    // Ranks mostly wait for the first word of a line. If that word is damaged, the result is a time-out and
+    // no more.
     if (reinterpret_cast<std::uintptr_t>(word) == line && number(4) != 0) word += 1 + number(7);
     return word;
   }

@@ -1,4 +1,4 @@
-// How the ranks of a test of shm run, and in which memory.
+// The ways in which the ranks of a test of shm run, and the memory that they use.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -24,8 +24,9 @@ inline std::string to_string(const ShmSetting& s) {
          (s.pairs ? "" : "_without_pairs");
 }
 
-/// Every way that makes a difference: threads reach all memory, processes only what is shared. Without
-/// `tools/test.sh --full` the thread sanitizer has only the threads: it does not see what other processes do.
+/// All settings that make a difference: threads reach all memory, processes reach only shared memory. Without
+/// `tools/test.sh --full` the thread sanitizer runs only the threads, since it does not see what other
+/// processes do.
 inline std::vector<ShmSetting> shm_settings() {
   if (!kThreadsInForks && !does_everything()) return {{Ranks::threads, Memory::local}};
   return {

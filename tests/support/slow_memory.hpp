@@ -1,4 +1,5 @@
-// Memory whose pages come when the test says so: as those of a file on a server that does not answer.
+// Memory whose pages arrive when the test lets them. Pages of a file on a server that does not answer behave
+// in the same way.
 #pragma once
 
 #include <fcntl.h>
@@ -19,8 +20,8 @@
 
 namespace weft::test {
 
-/// All pages but the first and the last are missing at first. A thread that touches one of them waits, the
-/// kernel, too.
+/// All pages but the first and the last are missing at first. A thread that touches a missing page waits, and
+/// so does the kernel.
 class SlowMemory {
  public:
   explicit SlowMemory(std::size_t bytes)
@@ -44,7 +45,7 @@ class SlowMemory {
   SlowMemory& operator=(const SlowMemory&) = delete;
 
   static constexpr std::size_t kPage = 4096;
-  /// Whether the system lets a test do this.
+  /// Whether the system permits this to a test.
   static bool possible() {
     return run_in_child([] { return SlowMemory(16 * kPage).there() ? 0 : 1; }).ok();
   }
@@ -56,15 +57,15 @@ class SlowMemory {
     const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
     return ::poll(&p, 1, static_cast<int>(ms)) == 1;
   }
-  /// The address for which somebody waits; null: nobody does, within `limit`. To be called before let_come()
-  /// of that page.
+  /// The address for which a thread waits; null if no thread waits within `limit`. Call this before
+  /// let_come() of that page.
   char* awaited(Duration limit) const {
     uffd_msg message{};
     if (!somebody_waits(limit) || ::read(fault_, &message, sizeof(message)) != sizeof(message))
       return nullptr;
     return data_ + (message.arg.pagefault.address - reinterpret_cast<std::uint64_t>(data_)) / kPage * kPage;
   }
-  /// Lets all pages come, or the pages in `bytes` bytes from `at` on.
+  /// Lets all pages arrive, or the pages in `bytes` bytes from `at` on.
   void let_come() { let_come(data_ + kPage, bytes_ - 2 * kPage); }
   void let_come(char* at, std::size_t bytes) {
     uffdio_zeropage zeros{

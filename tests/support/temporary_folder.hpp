@@ -1,4 +1,4 @@
-// A folder that is gone when the test is over, and what a file in it holds. One thread.
+// A folder that is removed when the test is over, and the content of a file in it. One thread.
 #pragma once
 
 #include <cstdlib>
@@ -32,7 +32,7 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-/// All that the file holds; empty if there is none.
+/// The whole content of the file; empty if there is no file.
 inline std::string contents(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};

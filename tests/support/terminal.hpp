@@ -1,4 +1,4 @@
-// A program that runs on a terminal, and what the terminal gets.
+// A program that runs on a terminal, and the bytes that the terminal receives.
 #pragma once
 
 #include <fcntl.h>
@@ -23,8 +23,8 @@ struct OnATerminal {
   std::optional<ExitStatus> status;  ///< empty: it still ran some seconds after its terminal was closed
 };
 
-/// Runs words[0] with the others as its arguments. `columns`: how wide the terminal is; 0: it does not say.
-/// `prepare` runs in the child first.
+/// Runs words[0] with the other words as its arguments. `columns`: the width of the terminal; 0: the terminal
+/// does not report its width. `prepare` runs in the child first.
 inline OnATerminal run_on_a_terminal(std::vector<std::string> words, int columns, Duration limit,
                                      const std::function<void()>& prepare = {}) {
   const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);

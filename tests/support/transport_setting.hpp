@@ -1,5 +1,5 @@
-// The transports on which a test of operations runs: those of this build, or the one of the job that it is
-// started in.
+// The transports on which a test of operations runs: the transports of this build, or that of the job in
+// which the test runs.
 #pragma once
 
 #include <cstdlib>

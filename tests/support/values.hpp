@@ -1,5 +1,5 @@
-// Values for tests of collectives: small integers that depend on rank and index, exact in every dtype, so
-// that a misplaced block cannot pass and no tolerance is needed.
+// Values for tests of collectives: small integers that depend on rank and index. They are exact in every
+// dtype, so a misplaced block cannot pass and no tolerance is needed.
 //
 //   for (i …) store(in, i, input(op, in.dtype, rank, i));
 //   … all_reduce(in, out, {.op = op}) …
@@ -27,8 +27,9 @@ inline int value(int rank, std::int64_t index) {
   return static_cast<int>((rank * 5 + index * 3 + index / 7) % 7);
 }
 
-/// A complex number is stored with an imaginary part of -2 times its real one, and loaded as its real part
-/// where that still holds; where not (a product, a mistake), the deviation makes the number unlike any other.
+/// A complex number is stored with an imaginary part of -2 times its real part. It is loaded as its real part
+/// if that relation still holds. If it does not (a product, a mistake), the deviation makes the number unlike
+/// any other.
 inline std::complex<double> as_complex(double x) { return {x, -2 * x}; }
 inline double from_complex(std::complex<double> z) { return z.real() + 4096 * (z.imag() + 2 * z.real()); }
 
@@ -79,7 +80,7 @@ inline double load(const std::byte* data, DType dtype, std::int64_t i) {
     case DType::u32: return get(std::uint32_t{});
     case DType::u64: return static_cast<double>(get(std::uint64_t{}));
     case DType::boolean:
-      return get(std::uint8_t{});  // as it is: a byte that is neither 0 nor 1 must not pass
+      return get(std::uint8_t{});  // unchanged: a byte that is neither 0 nor 1 must not pass
     case DType::f8e4m3: return static_cast<float>(get(f8e4m3{}));
     case DType::f8e5m2: return static_cast<float>(get(f8e5m2{}));
     case DType::c64: return from_complex(get(std::complex<float>{}));
@@ -87,20 +88,21 @@ inline double load(const std::byte* data, DType dtype, std::int64_t i) {
   }
   std::abort();
 }
-// Reads a Tensor without its view, which would be made again for every element.
+// Reads a Tensor without its view, because making the view for every element would be slow.
 inline void store(const Tensor& t, std::int64_t i, double x) { store(t.data(), t.dtype(), i, x); }
 inline void store(const TensorView& v, std::int64_t i, double x) { store(v.data, v.dtype, i, x); }
 inline double load(const Tensor& t, std::int64_t i) { return load(t.data(), t.dtype(), i); }
 inline double load(const ConstTensorView& v, std::int64_t i) { return load(v.data, v.dtype, i); }
 
-/// The value of `load` once x was stored: x as the dtype can hold it.
+/// The value of `load` after x was stored: x as the dtype can represent it.
 inline double stored(DType dtype, double x) {
   alignas(16) std::byte room[16];
   store(room, dtype, 0, x);
   return load(room, dtype, 0);
 }
 
-/// The lowest rank's element that is not zero: associative, not commutative, and known for every dtype.
+/// The lowest rank's element that is not zero: an operation that is associative, not commutative, and defined
+/// for every dtype.
 inline const UserReduction& first_not_zero() {
   static const UserReduction reduction{
       "first_not_zero", [](const void* left, const void* right, void* out, std::int64_t count, DType dtype) {
@@ -115,7 +117,7 @@ inline const UserReduction& first_not_zero() {
   return reduction;
 }
 
-/// One reduction of each kind: premul_sum by 3, the user's is first_not_zero.
+/// One reduction of each kind: premul_sum by 3; the user's reduction is first_not_zero.
 inline ReduceOp reduction(ReduceOp::Kind kind) {
   if (kind == ReduceOp::Kind::premul_sum) return ReduceOp::premul_sum(3);
   if (kind == ReduceOp::Kind::user) return ReduceOp::of(first_not_zero());
@@ -123,7 +125,7 @@ inline ReduceOp reduction(ReduceOp::Kind kind) {
 }
 
 /// The input of a rank to a call that reduces by `op`: value(rank, index), or numbers whose products, bits
-/// and truths stay distinct.
+/// and truth values stay distinct.
 inline double input(ReduceOp op, DType dtype, int rank, std::int64_t index) {
   using Kind = ReduceOp::Kind;
   std::uint32_t x =
@@ -137,7 +139,7 @@ inline double input(ReduceOp op, DType dtype, int rank, std::int64_t index) {
     case Kind::min:
     case Kind::max:
     case Kind::premul_sum: break;
-    case Kind::prod: y = y < 1 ? 3 : y < 3 ? 2 : 1; break;  // 7 ranks in a row give 12
+    case Kind::prod: y = y < 1 ? 3 : y < 3 ? 2 : 1; break;  // the product over 7 consecutive ranks is 12
     case Kind::bit_and: y = (x | x >> 8) & 0x7fu; break;
     case Kind::bit_or: y = x & x >> 8 & 0x7fu; break;
     case Kind::bit_xor: y = x & 0x7fu; break;
@@ -146,13 +148,13 @@ inline double input(ReduceOp op, DType dtype, int rank, std::int64_t index) {
     case Kind::logical_xor: y = x % 2 ? x % 5 + 1 : 0; break;
     case Kind::user: y = x % 3 ? 0 : value(rank, index); break;
   }
-  // The bits of a bool: one of those.
+  // The bits of a bool are one of these.
   const bool bits = op.kind == Kind::bit_and || op.kind == Kind::bit_or || op.kind == Kind::bit_xor;
   if (dtype == DType::boolean) y = bits ? static_cast<int>(y) & 1 : y != 0;
   return y;
 }
 
-/// The result of rank 0 of an exscan, as `load` gives it; nothing: it stays as it is.
+/// The result of rank 0 of an exscan, as `load` returns it; nothing if the output stays unchanged.
 inline std::optional<double> identity_of(ReduceOp op, DType dtype) {
   using Kind = ReduceOp::Kind;
   const int bits = 8 * size_bytes(dtype);
@@ -182,7 +184,7 @@ inline std::optional<double> identity_of(ReduceOp op, DType dtype) {
   return std::nullopt;
 }
 
-/// The combination of input(op, dtype, r, index) over n ranks, as `load` gives it.
+/// The combination of input(op, dtype, r, index) over n ranks, as `load` returns it.
 inline double combined(ReduceOp op, DType dtype, int n, std::int64_t index) {
   using Kind = ReduceOp::Kind;
   std::vector<double> in;
@@ -228,7 +230,8 @@ inline double combined(ReduceOp op, DType dtype, int n, std::int64_t index) {
     }
     case Kind::avg: break;
   }
-  // Divided in the accumulator, which is f32 for all that is shorter, then rounded once.
+  // The division happens in the accumulator, which is f32 for all shorter dtypes. Then the result is rounded
+  // once.
   const double sum = fold(std::plus<>{});
   if (dtype == DType::f64 || dtype == DType::c128) return sum / n;
   if (is_floating(dtype) || dtype == DType::c64)

@@ -1,6 +1,6 @@
-// with_isa SET PROGRAM ARGUMENTS...: runs the program with WEFT_CPU_ISA=SET. If the CPU lacks the set it
-// says so as GoogleTest says of a skipped test; where weft chooses the set anyway the program has run
-// already. Exit status: the program's, 0 without a run.
+// with_isa SET PROGRAM ARGUMENTS...: runs the program with WEFT_CPU_ISA=SET. If the CPU lacks the set, the
+// output is that of a skipped test of GoogleTest. If weft chooses the set by itself, the program has run
+// already and does not run again. Exit status: the program's, or 0 if it did not run.
 #include <unistd.h>
 
 #include <cstdio>

@@ -131,8 +131,8 @@ struct Serial {
   }
 };
 
-// x, w and dy of type T; what is written, and the biases, of type W. x, dx, y and dy are divided along `dim`
-// (-1: not), of which `here` is this rank's.
+// x, w and dy are of type T. Results and biases are of type W. x, dx, y and dy are divided along `dim` (-1:
+// not divided), of which this rank has `here`.
 template <class T, class W>
 void expect_serial(const Serial& one, Rank& rank, Compute& compute, const DeviceMesh& axes, int dim,
                    const Part& here, bool accumulate) {
@@ -187,8 +187,8 @@ void expect_serial(const Serial& one, Rank& rank, Compute& compute, const Device
   EXPECT_EQ(as<float>(db1), plus(slice(one.db1, {s.hidden}, 0, own)));
 }
 
-// 6 pixels and 28, for which bf16 has two ways; over 4 ranks 7 channels are 2, 2, 2 and 1, and of 2 channels
-// some ranks have none.
+// 6 pixels and 28 pixels, for which bf16 has two ways. Over 4 ranks 7 channels are 2, 2, 2 and 1, and of 2
+// channels some ranks have none.
 const Sizes kSizes[] = {{2, 5, 7, 3, 2, 3}, {1, 3, 8, 5, 4, 7}, {3, 2, 2, 1, 1, 5}};
 
 TEST(ConvViews, ColumnAndRowEqualSerial) {
@@ -209,7 +209,7 @@ TEST(ConvViews, ColumnAndRowEqualSerial) {
   }
 }
 
-// Samples, rows or columns of the maps: over 4 ranks some have one more than others, or none.
+// Samples, rows or columns of the maps. Over 4 ranks some have one more than others, or none.
 TEST(ConvViews, MapsThatAreDividedBetweenPairsEqualSerial) {
   for (const Sizes& sizes : kSizes) {
     const Serial one(sizes, 4), small(sizes, 1);

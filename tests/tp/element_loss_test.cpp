@@ -1,4 +1,5 @@
-// Losses of elements on plain vectors: each rank's part, in f32 and bf16, in place and not; what they refuse.
+// Losses of elements on plain vectors: each rank's part, in f32 and bf16, in place and not in place. Also the
+// refused arguments.
 #include "weft/tp/element_loss.hpp"
 
 #include <gtest/gtest.h>
@@ -47,8 +48,8 @@ TEST(ElementLossOnViews, PartsAddUpToTheWhole) {
   EXPECT_EQ(static_cast<float>(half_dy[1]), -2.0f);
 }
 
-// Infinite logits: of the right sign they cost nothing, of the wrong one infinitely much; half right is
-// wrong.
+// Infinite logits. If they have the right sign, the loss is 0. If they have the wrong sign, it is infinite,
+// also if they are half right.
 TEST(ElementLossOnViews, InfiniteLogitsHaveTheirLimits) {
   Context context;
   Compute compute(context, 1);

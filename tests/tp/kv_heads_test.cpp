@@ -35,7 +35,7 @@ struct Passes {
   Tensor y, dx;
 };
 
-// Both passes of a module that lies over `mesh` (plain where that is empty), with dp splitting samples.
+// Both passes of a module over `mesh` (plain if the mesh is empty), with dp splitting samples.
 Passes run(Module& module, Compute& compute, const DeviceMesh& mesh) {
   Context& context = compute.context();
   materialise(module, compute);
@@ -69,7 +69,7 @@ TEST(KeyValueHeads, FewerThanRanksAreSharedAndTheirGradientsSummed) {
           DeviceMesh(rank.group(), {{"dp", c.dp}, {"tp", c.tp.size()}}).unflatten("tp", c.tp);
       parallelize(*parallel, mesh["tp"],
                   {{"", Style::enter}, {"q_proj", Style::column}, {"o_proj", Style::row}});
-      // Split over kv alone; the boundary is that of q_proj, over all of tp.
+      // It is split over kv alone. The boundary is that of q_proj, over all of tp.
       const Style fed{.name = "fed", .split = Split::column};
       parallelize(*parallel, mesh["kv"], {{"k_proj", fed}, {"v_proj", fed}});
       replicate(*parallel, mesh);

@@ -227,7 +227,7 @@ void expect_serial_divided(const Serial& one, Rank& rank, const DeviceMesh& axes
   EXPECT_EQ(as<float>(db1), plus(Serial::rows(one.db1, 1, begin, part)));
 }
 
-// Sequences of 6, 3 and 1 positions: over 4 ranks some have one more than others, or none.
+// Sequences of 6, 3 and 1 positions. Over 4 ranks some have one more than others, or none.
 TEST(LinearViews, ADividedSequenceEqualsSerial) {
   const Serial one, small(1);
   for (const int ranks : {1, 2, 3, 4})

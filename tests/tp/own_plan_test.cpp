@@ -1,6 +1,6 @@
-// Modules with their own plans: the effect of parallelize on them, and the errors. No communication: meshes
-// as one of their ranks sees them. models/weather_golden and tp/spectral_norm test that split layers compute
-// the results of whole layers.
+// Modules with their own plans: the effect of parallelize on them, and the errors. No communication: each
+// mesh is as one of its ranks sees it. models/weather_golden and tp/spectral_norm test that split layers
+// compute the results of whole layers.
 #include "weft/tp/own_plan.hpp"
 
 #include <gtest/gtest.h>
@@ -167,7 +167,7 @@ TEST_F(OwnPlans, APairAndAMapTogetherAreRefused) {
   Pair model;
   model.set_own_plan(OwnPlan{.rows = {"layers.2"}, .styles = {{"layers.0", "column"}}});
   EXPECT_EQ(refused(model, 2),
-            "parallelize: the plan of \"\" itself has styles and rows; expected the one or the other");
+            "parallelize: the plan of \"\" itself has styles and rows; expected only one of them");
 }
 
 TEST_F(OwnPlans, WhatOnePlanHasWrongChangesNothingAnywhere) {

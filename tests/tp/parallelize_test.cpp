@@ -1,4 +1,5 @@
-// Tests what parallelize sets and what it refuses. No communication: meshes as one of their ranks sees them.
+// Tests what parallelize sets and what it refuses. No communication: each mesh is as one of its ranks sees
+// it.
 #include "weft/tp/parallelize.hpp"
 
 #include <gtest/gtest.h>

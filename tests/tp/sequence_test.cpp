@@ -32,7 +32,7 @@ using test::Rank;
 using test::Ranks;
 
 constexpr std::int64_t kBatch = 4, kDim = 8;
-// Four ranks divide 8; of 5 the first has two tokens; of 3 the last has none.
+// Four ranks divide 8 tokens. With 5 tokens, the first rank has two. With 3 tokens, the last rank has none.
 constexpr std::int64_t kSequences[] = {8, 5, 3};
 const MeshShape kMeshes[] = {
     {{"dp", 1}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}}, {{"dp", 1}, {"tp", 4}}};

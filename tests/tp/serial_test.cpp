@@ -82,8 +82,8 @@ void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, std:
   expect_as_serial(make, {4, 3, in}, {4, 3, out}, plan, by_three);
 }
 
-// q over all of tp, whose axes are kv and rep; the other half of the pair over kv alone would hold each head
-// twice. This test only shows that a list of axes splits layers like one axis.
+// q is split over all of tp, whose axes are kv and rep. The other half of the pair over kv alone would hold
+// each head twice. This test only shows that a list of axes splits layers like one axis.
 void expect_axes_as_one(const std::function<std::unique_ptr<Module>()>& make, std::int64_t in,
                         const Plan& plan) {
   test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
@@ -284,8 +284,8 @@ TEST(Serial, AConv2dThatIsNotPlainTakesWholeMapsAndAWholeWeight) {
   });
 }
 
-// Small integers: every sum is exact, so that a bias added per rank, or a gradient of it scaled by the number
-// of ranks, shows as it is.
+// Small integers, so that every sum is exact. A bias that is added per rank, or whose gradient is scaled by
+// the number of ranks, then shows.
 TEST(Serial, RowBiasAndItsGradientAreNotScaled) {
   for (const int ranks : {1, 2, 4})
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {

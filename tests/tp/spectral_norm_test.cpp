@@ -1,5 +1,5 @@
-// Spectral norms under tensor parallelism: blocks that have one stay whole, or are split with it, and then
-// compute what one rank computes, over several passes of a training.
+// Spectral norms under tensor parallelism. Blocks that have one stay whole, or are split with it. They then
+// compute the results of one rank, over several passes of a training.
 #include "weft/nn/spectral_norm.hpp"
 
 #include <gtest/gtest.h>

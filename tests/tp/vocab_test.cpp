@@ -39,7 +39,7 @@ Floats columns(const Floats& m, std::int64_t width, const Chunk& part) {
 
 constexpr std::int64_t kTokens = 6;
 
-// Vocabularies that the ranks divide and that they do not; with 3 entries some ranks have none.
+// Vocabularies that the ranks divide and that they do not divide. With 3 entries some ranks have none.
 constexpr std::int64_t kVocabs[] = {3, 8, 61};
 constexpr int kRankCounts[] = {1, 2, 3, 4};
 
@@ -192,7 +192,7 @@ TEST(VocabParallel, LargeLogitsKeepTheirDigits) {
     }
 }
 
-// All logits alike: the loss is log(vocab), and log(vocab / ranks) where ranks forget each other.
+// All logits are equal. The loss is log(vocab), or log(vocab / ranks) if ranks ignore each other.
 TEST(VocabParallel, TheLossOfEqualLogitsIsTheLogOfTheWholeVocabulary) {
   for (const int ranks : kRankCounts)
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
@@ -306,7 +306,7 @@ TEST(VocabParallel, TheLossInChunksIsTheLossOfAllLogits) {
             ASSERT_NEAR(added.dw[i], 1 + all.dw[i], 1e-6) << i;
           }
         }
-        // Without gradients: the loss alone.
+        // Without gradients, only the loss.
         Floats x = head.x, w = head.part_of_w(vocab_part(mesh, vocab));
         Numbers labels = whole.labels;
         EXPECT_NEAR(vocab_parallel_linear_cross_entropy(compute, mesh, of(x, {kTokens, kDim}),
@@ -579,7 +579,7 @@ TEST(VocabParallel, TokensAndLabelsOutsideAreNamedOnEveryRank) {
   });
 }
 
-// Without the comparison each rank would go on with a loss and gradients of its own.
+// Without the comparison each rank would continue with its own loss and gradients.
 TEST(VocabParallel, WhatOneRankGivesOtherwiseIsAnErrorOfAll) {
   test::run_ranks(Ranks::processes, 3, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"tp", 3}});

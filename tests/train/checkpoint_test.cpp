@@ -300,7 +300,8 @@ TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
   EXPECT_THAT(refusal(ErrorCode::bad_argument),
               EndsWith("holds no checkpoint: neither latest nor index.json"));
   std::ofstream(folder / "latest") << "step-00000009\n";
-  EXPECT_THAT(refusal(), HasSubstr("/latest names \"step-00000009\", which is no checkpoint beside it"));
+  EXPECT_THAT(refusal(),
+              HasSubstr("/latest names \"step-00000009\", which is no checkpoint in the same folder"));
   EXPECT_THAT(test::error_text(ErrorCode::corrupt, [&] { latest_checkpoint(folder.path()); }),
               HasSubstr("step-00000009"));
 
@@ -469,7 +470,7 @@ TEST_F(ChangedIndex, LatestNamesAFolderBesideIt) {
     return test::error_text(code, [&] { latest_checkpoint(folder_.path()); });
   };
   const std::string start = "checkpoint: " + (folder_ / "latest").string();
-  const std::string end = "; expected the name of a folder beside it";
+  const std::string end = "; expected the name of a folder in the same place";
   EXPECT_EQ(latest(std::string(5000, 's'), ErrorCode::bad_argument), start + ": has more than 4096 bytes");
   EXPECT_EQ(latest(std::string(300, 's')),
             start + " names what is a text of 300 characters, more than the 255 of a name" + end);
@@ -502,7 +503,7 @@ TEST_F(ChangedIndex, WhatLiesElsewhereIsRefused) {
     std::filesystem::create_symlink(moved, path);
     EXPECT_EQ(test::error_text([&] { run_.load(folder_.path()); }),
               "bad_argument: checkpoint: " + path.string() + " is a symbolic link to " + moved.string() +
-                  "; expected what it names in its place");
+                  "; expected that file or folder itself");
     std::filesystem::remove(path);
     std::filesystem::rename(path.string() + ".old", path);
   }

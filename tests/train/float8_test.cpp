@@ -606,7 +606,7 @@ TEST(Float8Gathers, WithoutTheFloat8ModelAreRefused) {
     run.float8.reset();
     EXPECT_EQ(
         error_text([&] { run.step(1); }),
-        "bad_argument: float8: the codes of a weight are asked for, but its layer is no longer a float8 "
+        "bad_argument: float8: the codes of a weight are requested, but its layer is no longer a float8 "
         "layer; expected the Float8Model to be destroyed after the FullySharded that gathers its codes");
   });
 }

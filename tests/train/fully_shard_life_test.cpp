@@ -214,9 +214,9 @@ TEST(FullyShardLife, PassesAddUpWithAndWithoutReducingEachTime) {
           for (int pass = 0; pass < 2; ++pass) run.pass(pass, 3 * ShardRun::kRows);
           EXPECT_TRUE(run.net->parameter("embed.weight")->gradient_layout()->partial());
           EXPECT_EQ(run.net->parameter("embed.weight")->gradient().shape(), (Shape{13, 5}));
-          EXPECT_EQ(error_text([&] { run.sharded->finish(); }),
-                    "bad_argument: fully_shard: finish() inside no_sync(); the last pass before it comes "
-                    "after that scope");
+          EXPECT_EQ(
+              error_text([&] { run.sharded->finish(); }),
+              "bad_argument: fully_shard: finish() inside no_sync(); end that scope before the last pass");
         }
         run.pass(2, 3 * ShardRun::kRows);
         expect_close(run.gradients(), serial, tolerance, "reduced once ");

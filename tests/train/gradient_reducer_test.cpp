@@ -199,8 +199,8 @@ TEST(GradientReducer, NoSyncAtTheWrongTimeIsRefused) {
           bench.backward(1);
           EXPECT_EQ(reducer.posted_early(), early);
           EXPECT_EQ(test::error_text([&] { reducer.finish(); }),
-                    "bad_argument: gradient_reducer: finish() inside no_sync(); the last pass before it "
-                    "comes after that scope");
+                    "bad_argument: gradient_reducer: finish() inside no_sync(); end that scope before the "
+                    "last pass");
           off.reset();
           bench.backward(2);
           reducer.finish();

@@ -10,8 +10,8 @@ namespace weft::tools {
 
 inline constexpr std::size_t kColumns = 80;
 
-/// `text` with line feeds in place of blanks, so that no line is longer than kColumns where words are
-/// shorter; later lines stand behind `indent` spaces. `used`: columns before the text on its first line.
+/// `text` with line feeds in place of blanks, so that no line is longer than kColumns if words are shorter.
+/// Later lines begin with `indent` spaces. `used`: columns before the text on its first line.
 inline std::string folded(std::string_view text, std::size_t indent = 0, std::size_t used = 0) {
   std::string out;
   std::size_t column = used;

@@ -36,8 +36,8 @@ std::string row(const std::string& names, const std::string& description) {
   return out + folded(description, kNames, kNames) + '\n';
 }
 
-// "1 to 256" of the bounds that CLI11 has; "0 or more" if the upper one is the largest number that there
-// is.
+// "1 to 256" of the bounds that CLI11 has. "0 or more" if the upper bound is the largest number that
+// exists.
 std::string range(const std::string& low, const std::string& high) {
   const bool open = high.find("e+308") != std::string::npos;
   return open ? low + " or more" : fmt::format("{} to {}", low, high);

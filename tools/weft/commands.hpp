@@ -15,9 +15,10 @@ namespace weft::tools {
 /// the error and exits with 2 for a bad_argument, with 1 otherwise.
 using Body = std::function<int()>;
 
-// Each function adds its sub-command to `app`; `chosen` receives its body if it is the given command.
+// Each function adds its sub-command to `app`. `chosen` receives its body if it is the given command.
 
-/// `program`: the program to run and its arguments, which weft does not parse; known once flags are parsed.
+/// `program`: the program to run and its arguments, which weft does not parse. It is known once flags are
+/// parsed.
 void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chosen);
 
 /// `words`: the whole command line, for starting ranks with equal flags, and for finding --config.

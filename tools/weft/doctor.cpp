@@ -157,7 +157,7 @@ int check_backends() {
     const Tensor t(context, Shape{1024}, DType::f32, Memory::shared);
     const bool shared = t.storage().memory() == Memory::shared;
     line("memory that peers map",
-         shared ? "works" : "cannot be had: collectives copy (see the address space limit)");
+         shared ? "works" : "cannot be allocated: collectives copy (see the address space limit)");
   }
 
   fmt::print("\nplug-ins\n");

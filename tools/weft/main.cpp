@@ -47,9 +47,9 @@ bool takes_next_word(const CLI::App& run, const std::string& word) {
   return option != nullptr && option->get_items_expected_min() > 0;
 }
 
-// The words for weft itself and the words of the program that `weft run` starts: all words behind "--", or
-// from the first word that is neither an option nor an option's value. "-np 2" means "-n 2", as mpirun's
-// users write it.
+// The words for weft itself and the words of the program that `weft run` starts. The latter are all words
+// behind "--", or from the first word that is neither an option nor an option's value. "-np 2" means "-n 2",
+// as mpirun's users write it.
 struct Words {
   std::vector<std::string> ours, program;
 };
@@ -110,7 +110,7 @@ void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) 
   }
 }
 
-// "weft: run: --ranks is 0; expected 1 to 256", and which help says more.
+// "weft: run: --ranks is 0; expected 1 to 256", and the help that says more.
 int refuse(const CLI::App& app, const CLI::Error& e) {
   std::string path;
   for (const CLI::App* command = innermost(app); command != &app; command = command->get_parent())

@@ -9,7 +9,7 @@
 
 namespace weft {
 
-/// Like CLI::Range, but NaN is refused, too: Range accepts it, since all comparisons with NaN are false.
+/// Like CLI::Range, but NaN is refused, too. Range accepts it, since all comparisons with NaN are false.
 inline CLI::Validator number_between(double low, double high) {
   return CLI::Validator(
       [low, high](std::string& text) {

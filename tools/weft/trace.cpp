@@ -1,5 +1,5 @@
 // Ranks are aligned by group and call number. The time at which a call was posted, on clocks that agree,
-// shows which rank was late: from then on the others could only wait. If a rank has not come, it is the
+// shows which rank was late. From then on the others could only wait. If a rank has not come, it is the
 // latest.
 #include "trace.hpp"
 
@@ -91,7 +91,7 @@ class Group {
     return out;
   }
 
-  // The time at which the first of its ranks noticed that the group had failed; nothing if it has not failed.
+  // The time at which the first of its ranks noticed that the group had failed. Nothing if it has not failed.
   std::optional<std::pair<std::int64_t, const Trace*>> failed() const {
     std::optional<std::pair<std::int64_t, const Trace*>> first;
     for (const auto& [rank, t] : traces_)
@@ -172,8 +172,8 @@ class Group {
     if (found > kDifferences) line(out, "", fmt::format("and {} calls more", found - kDifferences));
   }
 
-  // A rank's part in a call: how much later than the first rank it came or, if it has not come, how long the
-  // others had waited when it wrote its file.
+  // A rank's part in a call: how much later than the first rank it arrived. If it has not arrived, how long
+  // the others had waited when it wrote its file.
   struct Coming {
     std::int64_t by;
     bool came;
@@ -368,7 +368,7 @@ std::vector<TraceFile> read_traces(const std::vector<std::string>& paths) {
 
 std::vector<std::int64_t> shifts(const std::vector<TraceFile>& files) {
   std::map<std::string, std::int64_t>
-      by_boot;  // one shift for all of a host: its own clock is the better one
+      by_boot;  // one shift for all ranks of a host, since their common clock is more exact
   for (const TraceFile& f : files)
     by_boot.emplace(f.trace.boot, f.trace.began_realtime_ns - f.trace.began_monotonic_ns);
   std::vector<std::int64_t> out;

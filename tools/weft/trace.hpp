@@ -20,8 +20,8 @@ TraceFile read_trace(const std::string& path);
 /// bad_argument if two files are of one rank and group, or disagree about a group's size.
 std::vector<TraceFile> read_traces(const std::vector<std::string>& paths);
 
-/// The offset of the times of each trace, so that all have one clock: 0 for traces of one host; between hosts
-/// the difference of their real-time clocks.
+/// The offset of the times of each trace, so that all have one clock. It is 0 for traces of one host. Between
+/// hosts it is the difference of their real-time clocks.
 std::vector<std::int64_t> shifts(const std::vector<TraceFile>& files);
 /// Text for people, a paragraph per group.
 std::string report(const std::vector<TraceFile>& files);

@@ -1,6 +1,6 @@
-// The interface that a transport implements. Deadlines, the flight recorder and progress are written once,
-// in the group. The parts that transports are built from are in the headers of this folder: docs/backends.md
-// lists them.
+// The interface that a transport implements. The group implements deadlines, the flight recorder and
+// progress, once for all transports. The headers of this folder have the parts from which transports are
+// built. docs/backends.md lists them.
 #pragma once
 
 #include <array>
@@ -26,25 +26,25 @@ namespace weft {
 /// will follow. `done`: the call has ended. `failed`: the group has failed.
 enum class Step : std::uint8_t { pending, advanced, done, failed };
 
-/// The agent that makes progress on a call. `polled`: only poll(); `threaded`: a thread of the transport,
+/// The thread that makes progress on a call. `polled`: only poll(); `threaded`: a thread of the transport,
 /// which may block; `stream`: a device stream.
 enum class ProgressStyle : std::uint8_t { polled, threaded, stream };
 
 /// The guarantees of a backend about failures. State only what is true: `weft check --faults` expects exactly
 /// these guarantees.
 struct FailureGuarantees {
-  bool deadline = false;        ///< a call that is not finished by its deadline fails with `timeout`
+  bool deadline = false;        ///< a call that has not ended by its deadline fails with `timeout`
   bool names_absent = false;    ///< the time-out names the ranks that had not arrived
   bool detects_death = false;   ///< if a rank dies, every survivor gets `peer_lost`, before the deadline
-  bool survives_death = false;  ///< survivors may go on, in other groups
+  bool survives_death = false;  ///< survivors may continue, in other groups
   bool checks_calls = false;    ///< ranks that call different things get `mismatch`
   bool revocable = false;       ///< after a failure the transport does not touch the caller's memory again
-  bool quiesces = false;        ///< quiesce() returns true in the end, even if a peer is stopped
+  bool quiesces = false;        ///< quiesce() returns true at some time, even if a peer is stopped
   friend bool operator==(const FailureGuarantees&, const FailureGuarantees&) = default;
 };
 
 /// Composed collectives send messages with tags from -kComposedTags to -1, which a user's message never has.
-/// The all_to_all_v of a composed collective has such a tag, too; a transport that compares calls must also
+/// The all_to_all_v of a composed collective has such a tag, too. A transport that compares calls must also
 /// compare this tag.
 inline constexpr int kComposedTags = 1 << 15;
 
@@ -54,10 +54,10 @@ using DTypeSet = std::uint32_t;  ///< bit per DType
 constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_cast<int>(t); }
 
 /// The abilities of a backend. The group reads them once, when it is created. weft composes the operations
-/// that the transport lacks from those that it has: `send` and `recv` are enough for all operations, and
+/// that the transport lacks from those that it has. `send` and `recv` are enough for all operations, and
 /// `all_to_all_v` is enough for all collectives. The transport must accept the tags of kComposedTags. It must
-/// also accept an all_to_all_v in which several blocks of `in` are the same memory, or in which blocks of
-/// `in` lie in the buffer of `out`, between the blocks of `out`.
+/// also accept an all_to_all_v in which several blocks of `in` are the same memory. Blocks of `in` may also
+/// lie in the buffer of `out`, between the blocks of `out`.
 struct Traits {
   std::string_view name;
   /// operations that the transport performs itself; wait_message includes recv from any_source and probe()
@@ -67,7 +67,7 @@ struct Traits {
   std::array<DTypeSet, kReduceKindCount> reduces{};
   /// the transport's own order is the canonical tree, with the canonical rounding
   bool native_is_canonical = false;
-  bool device = false;            ///< the transport moves CUDA memory; false: it moves host memory
+  bool device = false;            ///< true: the transport moves CUDA memory; false: host memory
   std::int16_t device_index = 0;  ///< for a group on a device: the device whose memory the transport moves
   ProgressStyle progress = ProgressStyle::polled;
   FailureGuarantees guarantees{};
@@ -95,8 +95,8 @@ struct Block {
   std::int64_t count = 0;
 };
 
-/// A call in flight: a fixed slot of the group's ring, reused when done. The group fills the first part
-/// before post(); the rest is the backend's.
+/// A call in flight: a fixed slot of the group's ring, which is reused when the call is done. The group fills
+/// the first part before post(). The other fields belong to the backend.
 struct OpState {
   Op op = Op::none;
   DType dtype = DType::f32;
@@ -108,20 +108,20 @@ struct OpState {
   std::int64_t in_count = 0;  ///< elements
   std::int64_t out_count = 0;
   int root = -1;
-  /// send: the destination; recv and wait_message: the source, or any_source, which post() or poll() replaces
-  /// by the source of the message that was found, at the latest when the call is done. (wait_message sets
-  /// `dtype` and `out_count` of that message, too.)
+  /// send: the destination. recv and wait_message: the source, or any_source. post() or poll() replaces
+  /// any_source by the source of the message that was found, at the latest when the call is done.
+  /// (wait_message sets `dtype` and `out_count` of that message, too.)
   int peer = -1;
   int tag = 0;
   Stream stream{};
-  /// v-forms: for each rank r, block r of `in` and block r of `out`. Null if the op's blocks have equal size.
-  /// Valid as long as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
+  /// v-forms: for each rank r, block r of `in` and block r of `out`. Null if all blocks of the operation have
+  /// equal size. Valid as long as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
   const Block* in_blocks = nullptr;
   const Block* out_blocks = nullptr;
-  /// If this call is a part of a composed one: the user's call, which ranks compare and texts name. Null if
+  /// If this call is a part of a composed call: the user's call, which ranks compare and texts name. Null if
   /// this call is itself the user's. Valid as long as this call.
   const OpState* user = nullptr;
-  /// The plan and the fields of an exchange; undefined for other operations. (Version 6.5.)
+  /// The plan and the fields of an exchange. Undefined for other operations. (Version 6.5.)
   const ExchangeCall* exchange = nullptr;
 
   alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
@@ -129,27 +129,27 @@ struct OpState {
 
 /// A transport in one group, made by a BackendFactory. The group calls it from one thread at a time, except
 /// for functions that say "from any thread". The virtual functions are ordered by the version of the ABI that
-/// added them (see weft/backends/plugin.hpp): new ones go to the end, have a default, and are never called on
-/// a plug-in that was built for an older version.
+/// added them (see weft/backends/plugin.hpp). New functions go to the end, have a default, and are never
+/// called on a plug-in that was built for an older version.
 class Backend {
  public:
   // Version 6.0.
   virtual ~Backend() = default;
   virtual const Traits& traits() const noexcept = 0;
-  /// Starts a call. Never waits, never fails: poll() reports errors. All ranks post the same collectives in
-  /// the same order.
+  /// Starts a call. Never waits and never fails. poll() reports errors. All ranks post the same collectives
+  /// in the same order.
   virtual void post(OpState& s) noexcept = 0;
-  /// Takes the next steps of a call, a bounded number. The group polls a collective only after all earlier
-  /// collectives are done.
+  /// Takes the next steps of a call, of which there is a bounded number. The group polls a collective only
+  /// after all earlier collectives are done.
   virtual Step poll(OpState& s) noexcept = 0;
-  /// Returns true if no rank has failed, died or aborted; if it returns false, failure() gives the reason.
+  /// Returns true if no rank has failed, died or aborted. If it returns false, failure() gives the reason.
   /// The group calls it about once a millisecond while a call makes no progress.
   virtual bool healthy() noexcept = 0;
   /// Returns the ranks that have not arrived at this call yet. Sets `story` to a sentence about these ranks,
   /// for the texts of time-outs and warnings.
   virtual std::vector<int> missing(const OpState& s, std::string& story) noexcept = 0;
-  /// Makes every pending and later call of every rank fail. The first cause of all ranks wins. Returns within
-  /// a bounded time. From any thread.
+  /// Makes every pending and later call of every rank fail. If several ranks call it, all ranks report the
+  /// first cause. Returns within a bounded time. From any thread.
   virtual void fail(const Failure& why) noexcept = 0;
   /// The first cause of the failure. Called only after fail(), a failed poll() or healthy() == false. From
   /// any thread.
@@ -172,34 +172,34 @@ class Backend {
   /// Stream backends: makes `stream` wait for the call, without blocking the host. Returns false if the host
   /// has to wait instead.
   virtual bool wait_on(OpState& /*s*/, Stream /*stream*/) noexcept { return false; }
-  /// Stream backends, before anything is posted: throws bad_argument if calls cannot be ordered on
-  /// `stream`, because its handle is no stream of its device, and unsupported if it is being captured into
-  /// a graph. `calls` is true if the stream is to order calls; then it belongs to the group's device. `calls`
-  /// is false for wait_on(), which takes streams of any device. From any thread.
+  /// Stream backends, before anything is posted: throws bad_argument if calls cannot be ordered on `stream`,
+  /// because its handle is no stream of its device. Throws unsupported if it is being captured into a graph.
+  /// `calls` is true if the stream is to order calls. Then it belongs to the group's device. `calls` is false
+  /// for wait_on(), which takes streams of any device. From any thread.
   virtual void check_stream(Stream /*stream*/, bool /*calls*/) {}
   /// The ranks that have died or left the group, as far as the transport knows at this moment. May be called
   /// before and after a failure. From any thread.
   virtual std::vector<int> gone() const noexcept { return {}; }
   // Version 6.1.
-  /// The group calls it before it calls missing() for a time-out. Asks the other ranks whom they wait for, or
-  /// goes on asking; it does not wait (weft/backends/hold_up.hpp). Returns true if no more answers are
-  /// expected. If it returns false, call it again soon.
+  /// The group calls it before it calls missing() for a time-out. Asks the other ranks for which ranks they
+  /// wait, or continues to ask. It does not wait (weft/backends/hold_up.hpp). Returns true if no more answers
+  /// are expected. If it returns false, call it again soon.
   virtual bool ask(const OpState& /*s*/) noexcept { return true; }
   /// Answers peers that ask(). Called when the rank goes to sleep, even if it has no calls in flight in this
   /// group.
   virtual void answer() noexcept {}
   // Version 6.3.
-  /// The last call of each rank of the group, including this one, as far as this rank knows after ask(); in
+  /// The last call of each rank of the group, including this one, as far as this rank knows after ask(), in
   /// order of the ranks. May be called before and after a failure. Empty if the transport does not know the
-  /// calls. The transport must set `rank` and `state`, and `op` and `call` if it knows the call; the group
+  /// calls. The transport must set `rank` and `state`, and `op` and `call` if it knows the call. The group
   /// writes the text.
   virtual std::vector<LastCall> last_calls() noexcept { return {}; }
   /// The message that a recv from `source` (any_source: from any rank) with this tag would take if it were
-  /// posted now; nothing if no such message has arrived. First takes in the data that has arrived; never
+  /// posted now. Nothing if no such message has arrived. First takes in the data that has arrived. Never
   /// waits. Called only if the traits have wait_message.
   virtual std::optional<MessageInfo> probe(int /*source*/, int /*tag*/) noexcept { return std::nullopt; }
   // Version 6.5.
-  /// Prepares a plan, which the group has checked, for the exchanges that use it: OpState::exchange names the
+  /// Prepares a plan, which the group has checked, for the exchanges that use it. OpState::exchange names the
   /// result. Does not communicate. Called only if the traits have exchange, while this thread owns the group.
   /// The result is destroyed after its exchanges, but before this backend.
   virtual std::unique_ptr<PlannedExchange> plan_exchange(const ExchangePlan& /*plan*/) { return nullptr; }
@@ -217,8 +217,8 @@ struct GroupInit {
   int size = 1;
   /// the index of this rank among the ranks of this process (several if ranks are threads)
   int process_rank = 0;
-  /// The number of ranks of the whole job on this host, as far as it is known. If there are more such ranks
-  /// than cores, waits do not spin.
+  /// The number of ranks of the whole job on this host, as far as it is known. If this host has more such
+  /// ranks than cores, waits do not spin.
   int ranks_here = 1;
   Deadline deadline;  ///< for making the group
 };

@@ -1,7 +1,7 @@
-// For transports whose functions block: a thread of the group's own performs the collectives, in order.
+// For transports whose functions block. A thread of the group's own performs the collectives, in order.
 // Messages are started separately, so that no message waits behind a collective.
 //
-// A waiting thread does not perform the call itself, although that would save a switch of threads: inside the
+// A waiting thread does not perform the call itself, although that would save a switch of threads. Inside the
 // transport it could not check the deadline, and could not advance the rank's other groups.
 #pragma once
 
@@ -18,13 +18,13 @@
 
 namespace weft {
 
-/// The functions that BlockingBackend calls, and that a blocking transport implements. The class is separate
-/// from Backend, so a new virtual function of Backend does not change the order of the functions of
+/// The functions that BlockingBackend calls and that a blocking transport implements. The class is separate
+/// from Backend. So a new virtual function of Backend does not change the order of the functions of
 /// BlockingCalls in the ABI.
 class BlockingCalls {
  protected:
   ~BlockingCalls() = default;
-  /// Performs a collective in the group's thread; returns when the collective is done. Any exception that it
+  /// Performs a collective in the group's thread. Returns when the collective is done. Any exception that it
   /// throws fails the group.
   virtual void run(const OpState& s) = 0;
   /// Starts a send or a receive (or a wait_message, if the traits have it), without waiting. The transport
@@ -35,9 +35,9 @@ class BlockingCalls {
   virtual void interrupt() noexcept = 0;
 };
 
-/// Implements Backend by means of BlockingCalls. A derived class adds traits() and missing(), calls begin()
-/// at the end of its constructor, and end() first of all in its destructor. interrupt() ends the connections,
-/// so other ranks notice a failure; all ranks read the first cause from the store (FirstCause).
+/// Implements Backend by means of BlockingCalls. A derived class adds traits() and missing(). It calls
+/// begin() at the end of its constructor, and end() first of all in its destructor. interrupt() ends the
+/// connections, so other ranks notice a failure. All ranks read the first cause from the store (FirstCause).
 class BlockingBackend : public Backend, protected BlockingCalls {
  public:
   ~BlockingBackend() override;
@@ -55,15 +55,15 @@ class BlockingBackend : public Backend, protected BlockingCalls {
 
   /// Starts the group's thread. Throws std::system_error if the thread cannot be created.
   void begin();
-  /// Ends the group's thread; waits for a run() that has not returned.
+  /// Ends the group's thread. Waits for a run() that has not returned.
   void end() noexcept;
 
   /// States that a send or a receive is done. From any thread.
   void finished(OpState& s) noexcept;
-  /// Like finished(s), for a receive from any_source or a wait_message, which has found the message `found`.
-  /// (Only the group's thread may write `s`, so the source in `s` is set when the call is polled.)
+  /// Like finished(s), for a receive from any_source or a wait_message. It has found the message `found`.
+  /// (Only the group's thread may write `s`. So the source in `s` is set when the call is polled.)
   void finished(OpState& s, const MessageInfo& found) noexcept;
-  /// States that a send or a receive cannot be done: the group fails with `why` when the call is polled. From
+  /// States that a send or a receive cannot be done. The group fails with `why` when the call is polled. From
   /// any thread.
   void refuse(OpState& s, Failure why) noexcept;
   /// From any thread.

@@ -12,12 +12,12 @@
 
 namespace weft {
 
-/// The source of a recv that takes the next message of its tag, whichever rank sent the message. No rank has
-/// this number, and arithmetic on ranks does not give it by mistake. There is no any_tag: every recv names
-/// its tag.
+/// The source of a recv that takes the next message of its tag, from any rank. No rank has this number,
+/// and arithmetic on ranks does not give it by mistake. There is no any_tag, since every recv names its
+/// tag.
 inline constexpr int any_source = std::numeric_limits<int>::min();
 
-/// A message that has arrived and that no recv has taken yet.
+/// A message that has arrived and for which there was no recv yet.
 struct MessageInfo {
   int source = -1;
   int tag = 0;
@@ -26,7 +26,7 @@ struct MessageInfo {
   friend bool operator==(const MessageInfo&, const MessageInfo&) = default;
 };
 
-/// The options of any call. All ranks must give the same `op` and `order`; the other options may differ
+/// The options of any call. All ranks must give the same `op` and `order`. The other options may differ
 /// between ranks.
 struct CallOptions {
   ReduceOp op = ReduceOp::sum;
@@ -38,9 +38,9 @@ struct CallOptions {
   Stream stream{};
 };
 
-/// How a buffer is divided among the ranks of a group: block r has `counts[r]` elements and begins at element
-/// `offsets[r]`. Without offsets the blocks follow one another. Blocks that are written may not overlap. The
-/// vectors are copied when the call is submitted.
+/// The division of a buffer among the ranks of a group: block r has `counts[r]` elements and begins at
+/// element `offsets[r]`. Without offsets the blocks follow one another. Blocks that are written may not
+/// overlap. The vectors are copied when the call is submitted.
 struct Blocks {
   std::span<const std::int64_t> counts;
   std::span<const std::int64_t> offsets{};
@@ -61,8 +61,8 @@ struct Call {
 };
 
 /// One function for each operation. ProcessGroup has a method of the same name and arguments, which submits
-/// the Call; the comments of the methods describe the operations. These functions check nothing. They are
-/// inline, so that the Call is built directly where the group reads it.
+/// the Call. The comments of the methods describe the operations. These functions check nothing. They are
+/// inline, so that the Call is built directly at the place where the group reads it.
 namespace call {
 
 inline Call all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {

@@ -1,5 +1,5 @@
-// The description of a rank's call, in a form that can be sent. If a transport's library does not compare
-// calls, the transport exchanges these descriptions before a collective, because a mismatch inside the
+// The description of a rank's call, in a form that can be sent. Some libraries of transports do not compare
+// calls. Such a transport exchanges these descriptions before a collective, because a mismatch inside the
 // library would lead to a crash or to wrong numbers. Pure functions; any thread.
 #pragma once
 
@@ -11,16 +11,16 @@
 
 namespace weft {
 
-/// A bit that marks the number of the user's call if the transport sees only the parts of a composed call:
-/// these parts have numbers of their own.
+/// A bit that marks the number of the user's call. It is set if the transport sees only the parts of a
+/// composed call: these parts have numbers of their own.
 inline constexpr std::uint64_t kUsersCall = std::uint64_t{1} << 62;
 
 /// All values that must be equal on all ranks. For a part of a composed call the record holds the values of
-/// the user's call. Trivially copyable, of fixed size: the transport sends the bytes, and compares them.
+/// the user's call. Trivially copyable, of fixed size. The transport sends the bytes, and compares them.
 struct CallRecord {
   std::uint64_t call = 0;  ///< the call's number; for a composed call it is marked with kUsersCall
   std::int64_t count = 0;  ///< elements of the block that must be equal on all ranks
-  std::uint64_t hash = 0;  ///< of count vectors, a scale, the name of a user's reduction
+  std::uint64_t hash = 0;  ///< hash of count vectors, a scale, the name of a user's reduction
   std::int32_t root = -1;
   Op op = Op::none;
   DType dtype = DType::u8;

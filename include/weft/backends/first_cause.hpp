@@ -1,5 +1,5 @@
-// The first failure of a group, on which all its ranks agree: a key in the Store. For transports that cannot
-// distribute the first cause themselves.
+// The first failure of a group, on which all its ranks agree. It is a key in the Store. It is for transports
+// that cannot distribute the first cause themselves.
 #pragma once
 
 #include <memory>
@@ -20,8 +20,8 @@ class FirstCause {
   /// Makes `why` the cause, unless there is a cause already. Returns the cause that all ranks report, or
   /// `why` if the Store does not answer any more.
   Failure raise(const Failure& why) const noexcept;
-  /// The cause, if there is one. Returns nothing if the Store does not answer any more: the Store may have
-  /// ended with the rank that served it, and that alone is no failure.
+  /// The cause, if there is one. Returns nothing if the Store does not answer any more. The Store may have
+  /// ended with the rank that served it; that alone is no failure.
   std::optional<Failure> look() const noexcept;
 
  private:

@@ -1,12 +1,12 @@
-// Finds the rank that holds up a call, from the reports of the ranks of its group: for time-outs and
-// warnings.
+// Finds the rank that holds up a call, from the reports of the ranks of its group. Time-outs and warnings use
+// it.
 //
-// A rank that other ranks wait for is not to blame if it waits itself. So the ranks ask each other whom they
-// wait for (a roll-call). The search begins at the rank whose deadline has passed, and follows the answers
-// from rank to rank until it finds a rank that does not answer: that rank is stopped, or it computes and has
-// not arrived.
+// A rank for which other ranks wait is not to blame if it waits itself. So the ranks ask each other for which
+// ranks they wait (a roll-call). The search begins at the rank whose deadline has passed. It follows the
+// answers from rank to rank until it finds a rank that does not answer. That rank is stopped, or it computes
+// and has not arrived.
 //
-// Backend::ask() sends the questions, and Backend::answer() sends the answers; transports whose ranks share
+// Backend::ask() sends the questions, and Backend::answer() sends the answers. Transports whose ranks share
 // no memory use RollCallMessages for both. Pure functions; any thread.
 #pragma once
 
@@ -29,17 +29,17 @@ namespace weft {
 inline constexpr auto kRollCallPatience = std::chrono::milliseconds(300);
 /// Answers that are older than this no longer count.
 inline constexpr auto kRollCallStale = kRollCallPatience + std::chrono::seconds(1);
-/// One roll-call serves all calls that need one within this time after it. Later calls ask again, because a
-/// rank that answered may have gone on, or may have been stopped, since.
+/// One roll-call serves all calls that need one within this time after it. Later calls ask again. A rank that
+/// answered may have continued, or may have been stopped, since then.
 inline constexpr auto kRollCallFresh = std::chrono::milliseconds(20);
 
-/// When a rank's roll-call began and ended, and for which call. Not thread-safe.
+/// The begin and the end of a rank's roll-call, and the call for which it was. Not thread-safe.
 class RollCallTimes {
  public:
   /// Returns whether a call whose deadline has passed needs a new roll-call. A roll-call that was begun for
   /// this call stays open until the call asks again, however late, because the call's thread may poll rarely.
   /// A roll-call that was begun for another call serves this call for a limited time, because that other call
-  /// may be over.
+  /// may have ended.
   bool due(Op op, std::uint64_t call, Clock::time_point now) const {
     if (!begun_) return true;
     if (ended_) return now - *ended_ >= kRollCallFresh;
@@ -74,7 +74,7 @@ struct HoldUp {
   /// true: these ranks do not answer; false: they answer, and wait for nobody in this group
   bool silent = true;
   bool settled = true;    ///< further answers change nothing
-  std::vector<int> ends;  ///< the ranks that answer, and wait for nobody in this group
+  std::vector<int> ends;  ///< the ranks that answer and wait for nobody in this group
 };
 
 /// Finds the ranks that hold up rank `self`, which waits for the ranks `awaited`. `answer(r)` returns the
@@ -119,9 +119,9 @@ HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const Answ
 std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found);
 
 /// Returns the sentence about a call that is held up. `simple(ranks)` gives the part that says what the
-/// awaited ranks have not done; the rest of the sentence names the ranks for which the awaited ranks wait.
-/// Sets `awaited` to the ranks that the error names. `all_answer`: ranks that compute, and do not wait,
-/// answer as well.
+/// awaited ranks have not done. The other part of the sentence names the ranks for which the awaited ranks
+/// wait. Sets `awaited` to the ranks that the error names. `all_answer`: ranks that compute, and do not wait,
+/// answer, too.
 std::string tell(std::vector<int>& awaited, const HoldUp& found,
                  const std::function<std::string(std::span<const int>)>& simple, bool all_answer = false);
 /// Sets `story` to the sentence about a collective in which all ranks have arrived. Returns the ranks that

@@ -1,9 +1,9 @@
-// Matching of messages with receives, by (source, tag), in order: the posted queue and the unexpected queue
-// of a rank. For transports that match messages themselves. Not thread-safe: if several threads use it, its
-// owner must lock. No function waits.
+// Matching of messages with receives, by (source, tag), in order. It has the posted queue and the unexpected
+// queue of a rank. It is for transports that match messages themselves. Not thread-safe. If several threads
+// use it, its owner must lock. No function waits.
 //
-// The rule is MPI's. A message fits receives with its tag, from its source or from any_source; it goes to the
-// receive that was posted first. A receive takes the first message that fits it; a receive from any_source
+// The rule is MPI's. A message matches receives with its tag, from its source or from any_source. The receive
+// that was posted first gets it. A receive takes the first message that matches it. A receive from any_source
 // takes messages of its tag from all ranks, in the order in which keep() added them. So messages of one
 // source and tag never overtake each other, and a message never waits behind later messages of another
 // source.
@@ -24,7 +24,7 @@
 
 namespace weft {
 
-/// The limit of unexpected messages (for which no receive is posted yet) that a rank keeps per group.
+/// The limit of unexpected messages that a rank keeps per group. For such messages no receive is posted yet.
 struct UnexpectedLimits {
   std::int64_t messages = std::int64_t{1} << 20;
   std::int64_t bytes = std::int64_t{1} << 30;  ///< payload bytes of these messages
@@ -34,7 +34,7 @@ struct UnexpectedLimits {
 };
 
 /// `Receive` is the transport's posted receive; the matcher keeps its address. `Message` is the transport's
-/// record of an unexpected message; it must be default-constructible. Matching takes constant time, except
+/// record of an unexpected message. It must be default-constructible. Matching takes constant time, except
 /// for a search among the receives in flight, of which a group has at most 64. A receive from any_source
 /// looks at each source that has unexpected messages.
 template <class Receive, class Message, class SameTag = std::equal_to<>>
@@ -67,9 +67,9 @@ class MessageMatcher {
     put_back(node);
     return true;
   }
-  /// The source of the oldest message with that tag, from `source` or, for any_source, from any rank; -1 if
+  /// The source of the oldest message with that tag, from `source` or, for any_source, from any rank. -1 if
   /// there is none. take_message() with the result gives this message. A transport that polls its sources one
-  /// after the other should first keep() the arrived messages of all sources; otherwise the order of its
+  /// after the other should first keep() the arrived messages of all sources. Otherwise the order of its
   /// polls would decide.
   int source_of(int source, std::int32_t tag) const {
     if (source != any_source) return find(source, tag) != queues_.end() ? source : -1;
@@ -83,7 +83,7 @@ class MessageMatcher {
     }
     return first;
   }
-  /// The message that take_message() would give; null if there is none.
+  /// The message that take_message() would give. Null if there is none.
   const Message* message(int source, std::int32_t tag) const {
     const auto found = find(source, tag);
     return found == queues_.end() ? nullptr : &found->second.first->message;
@@ -107,8 +107,8 @@ class MessageMatcher {
     if (list.capacity() == 0) list.reserve(kReceives);  // most ranks are never a source
     list.push_back({tag, &receive, next_post_++});
   }
-  /// Removes and returns the oldest receive that fits that source and tag, including receives from
-  /// any_source; null if there is none.
+  /// Removes and returns the oldest receive that matches that source and tag, including receives from
+  /// any_source. Null if there is none.
   Receive* take_receive(int source, std::int32_t tag) noexcept {
     auto& list = receives_[static_cast<std::size_t>(source)];
     const std::size_t named = first_of(list, tag), any = first_of(from_any_, tag);
@@ -121,8 +121,8 @@ class MessageMatcher {
   bool has_room(std::int64_t bytes) const noexcept {
     return messages_ == 0 || (messages_ < limits_.messages && bytes_ + bytes <= limits_.bytes);
   }
-  /// Adds an unexpected message behind those of its source and tag, and returns it; the caller must fill it
-  /// in. It may still hold the values of an earlier message.
+  /// Adds an unexpected message behind the messages of its source and tag, and returns it. The caller must
+  /// fill it in. It may still hold the values of an earlier message.
   Message& keep(int source, std::int32_t tag, std::int64_t bytes) {
     Queue& queue = queues_[key(source, tag)];
     Node* node = spare_;
@@ -142,7 +142,7 @@ class MessageMatcher {
     bytes_ += bytes;
     return node->message;
   }
-  /// Whether receives from that source wait for a message; receives from any_source do not count.
+  /// Whether receives from that source wait for a message. Receives from any_source do not count.
   bool awaits(int source) const noexcept { return !receives_[static_cast<std::size_t>(source)].empty(); }
   /// Whether receives from any_source wait for a message.
   bool awaits_any() const noexcept { return !from_any_.empty(); }
@@ -217,7 +217,7 @@ class MessageMatcher {
   std::int64_t messages_ = 0, bytes_ = 0;
 };
 
-/// The tag of the messages that make up exchanges; no other messages have it. Error texts call such a message
+/// The tag of the messages that make up exchanges. No other messages have it. Error texts call such a message
 /// a part.
 inline constexpr int kExchangeTag = -1;
 
@@ -226,12 +226,12 @@ inline constexpr int kExchangeTag = -1;
 Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_t count);
 /// Like the function above, but the argument `source` gives the message's source.
 Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count);
-/// Like the function above, if the elements of the message have already arrived.
+/// Like the function above, for a message whose elements have already arrived.
 Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count,
                          const std::byte* elements);
 
-/// The ranks for which a recv or wait_message of rank `rank` waits: its source. If the source is any_source,
-/// these are all other ranks (in a group of one rank: the rank itself).
+/// The ranks for which a recv or wait_message of rank `rank` waits. This is its source. If the source is
+/// any_source, these are all other ranks (in a group of one rank: the rank itself).
 std::vector<int> awaited_sources(const OpState& recv, int rank, int size);
 /// The part of the time-out text of a recv or wait_message that says what these ranks have not done: "rank 1
 /// has not sent it (tag 7)", "no rank has sent a message with tag 7".

@@ -6,7 +6,7 @@
 
 namespace weft {
 
-/// How `in` and `out` relate, n being the group's size.
+/// How `in` and `out` relate, where n is the group's size.
 enum class Counts : std::uint8_t {
   none,         ///< no buffers
   equal,        ///< out = in
@@ -54,14 +54,14 @@ static_assert(static_cast<int>(Op::exchange) == kOpCount - 1);
 
 constexpr OpRow row(Op op) noexcept { return kOpRows[static_cast<int>(op)]; }
 
-/// Whether the operation sends, receives or awaits a message: such calls are ordered per (source,
+/// Whether the operation sends, receives or awaits a message. Such calls are ordered per (source,
 /// destination, tag) only.
 constexpr bool is_message(Op op) noexcept {
   return ((op_bit(Op::send) | op_bit(Op::recv) | op_bit(Op::wait_message)) & op_bit(op)) != 0;
 }
 
-/// Whether the operation is a scan, which gives each rank a different combination: exscan combines the ranks
-/// below it, scan also includes the rank itself.
+/// Whether the operation is a scan, which gives each rank a different combination. exscan combines the ranks
+/// below it; scan also includes the rank itself.
 constexpr bool is_scan(Op op) noexcept { return op == Op::scan || op == Op::exscan; }
 
 constexpr bool has_in(Op op, bool at_root) noexcept {
@@ -97,8 +97,8 @@ inline Block in_block(const OpState& s, int to, int size) noexcept {
   return {0, s.in_count};
 }
 
-/// The part of this rank's `out` that comes from rank `from`. Do not call it for operations that reduce: they
-/// have no such part.
+/// The part of this rank's `out` that comes from rank `from`. Do not call it for operations that reduce,
+/// since they have no such part.
 inline Block out_block(const OpState& s, int from, int size) noexcept {
   switch (row(s.op).counts) {
     case Counts::out_blocks:

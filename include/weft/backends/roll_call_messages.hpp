@@ -1,5 +1,5 @@
-// A roll-call by control messages, for transports whose ranks share no memory: a ping carries a number; the
-// pong carries the same number, its sender's last call, and the ranks that the sender waits for. See
+// A roll-call by control messages, for transports whose ranks share no memory. A ping carries a number. The
+// pong carries the same number, its sender's last call, and the ranks for which the sender waits. See
 // hold_up.hpp.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace weft {
 
-/// The state of one rank's roll-call; the transport sends the messages. Not thread-safe; no function waits.
+/// The state of one rank's roll-call. The transport sends the messages. Not thread-safe; no function waits.
 class RollCallMessages {
  public:
   RollCallMessages(int self, int size) : self_(self), peers_(static_cast<std::size_t>(size)) {}
@@ -41,9 +41,9 @@ class RollCallMessages {
       if (r >= 0 && r < size) bits[static_cast<std::size_t>(r) / 8] |= std::byte{1} << (r % 8);
     return bytes;
   }
-  /// Bytes of a pong for the last call; the bytes for the ranks follow.
+  /// The bytes of a pong for the last call. The bytes for the ranks follow.
   static constexpr std::size_t kLastCallBytes = sizeof(LastCall);
-  /// Takes in a pong of rank r. If the pong is too short, only its number counts; if its last call names an
+  /// Takes in a pong of rank r. If the pong is too short, only its number is used. If its last call names an
   /// operation that does not exist, the last call is ignored.
   void answered(int r, std::uint32_t number, std::span<const std::byte> pong) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
@@ -57,9 +57,9 @@ class RollCallMessages {
   }
   /// Takes in a report of rank r about its current call, which rank r sent without being asked.
   void called(int r, const LastCall& call) { peers_[static_cast<std::size_t>(r)].last = call; }
-  /// The last call of each rank, as that rank reported it: `own` for this rank; for another rank, the report
-  /// in its answer to the last ping, or an earlier report. `silent`: the state to return for a rank that has
-  /// never reported a call.
+  /// The last call of each rank, as that rank reported it. For this rank it is `own`. For another rank it is
+  /// the report in its answer to the last ping, or an earlier report. `silent`: the state to return for a
+  /// rank that has never reported a call.
   std::vector<LastCall> last_calls(LastCall own, LastCall::State silent) const {
     std::vector<LastCall> all;
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
@@ -67,7 +67,7 @@ class RollCallMessages {
       LastCall c = r == self_ ? own : peer.last;
       c.rank = r;
       c.answered = r == self_ || (number_ != 0 && peer.answered == number_);
-      if (!c.answered) {  // it may have gone on since
+      if (!c.answered) {  // the rank may have continued since then
         c.message = {};
         c.oldest = kNoCall;
         const bool nothing = c.state == LastCall::State::unknown || c.state == LastCall::State::none;
@@ -84,7 +84,7 @@ class RollCallMessages {
     times_.end(now);
     return true;
   }
-  /// The ranks that hold up a call that waits for the ranks `awaited`; none if no rank was asked.
+  /// The ranks that hold up a call that waits for the ranks `awaited`. None if no rank was asked.
   HoldUp found(std::span<const int> awaited) const {
     if (!times_.counts(Clock::now())) return {};
     return who_holds_up(

@@ -1,5 +1,5 @@
-// The facts about memory that a collective needs: where it begins, how many elements of which dtype, on
-// which device. A buffer borrows its memory, as a view does, but has no shape and no strides.
+// The facts about memory that a collective needs: its address, the number of elements, their dtype, and the
+// device. A buffer borrows its memory, as a view does, but has no shape and no strides.
 #pragma once
 
 #include <concepts>
@@ -15,13 +15,13 @@
 
 namespace weft {
 
-/// The reason why a view cannot be a buffer: its shape and strides, packed, so that a buffer stays a value
-/// that is copied in a few instructions. The text leaves out numbers for which there was no room.
+/// The reason why a view cannot be a buffer. Shape and strides are packed, so that a buffer is copied in a
+/// few instructions. The text leaves out numbers for which there was no room.
 class ViewFault {
  public:
   ViewFault() noexcept = default;
-  /// Returns an empty ViewFault if the view can be a buffer. Takes its arguments by value, so that the
-  /// compiler can keep a view in registers.
+  /// Returns an empty ViewFault if the view can be a buffer. The function takes its arguments by value, so
+  /// that the compiler can keep a view in registers.
   static ViewFault of(Shape shape, Strides strides, DType dtype) noexcept;
 
   explicit operator bool() const noexcept { return first_ != 0; }
@@ -32,7 +32,7 @@ class ViewFault {
   std::uint64_t first_ = 0, second_ = 0;
 };
 
-/// Elements that are moved, but never combined: std::byte, characters.
+/// Elements that weft moves, but never combines: std::byte, characters.
 template <class T>
 concept RawByte = std::same_as<T, std::byte> || std::same_as<T, char> || std::same_as<T, char8_t>;
 
@@ -45,7 +45,7 @@ template <class T>
 requires RawByte<std::remove_const_t<T>>
 inline constexpr DType dtype_within<T> = DType::u8;
 
-// An element that a buffer of Byte may refer to; if Byte is not const, the element may not be const either.
+// An element that a buffer of Byte may refer to. If Byte is not const, the element may not be const either.
 template <class T, class Byte>
 concept BufferElement = (Element<std::remove_const_t<T>> ||
                          RawByte<std::remove_const_t<T>>)&&(std::is_const_v<Byte> || !std::is_const_v<T>);
@@ -60,12 +60,12 @@ concept BufferRange = ContiguousRange<std::remove_reference_t<R>> && BufferEleme
 ///   - a variable: `double loss; group.all_reduce(loss)`;
 ///   - a pointer, a count, a dtype and, for memory that is not the host's, a device.
 ///
-/// std::byte and characters become bytes (u8) that are moved and never combined; as_bytes() makes such a
+/// std::byte and characters become bytes (u8), which weft moves and never combines. as_bytes() makes such a
 /// buffer of other types. A buffer borrows its memory, so the compiler refuses a buffer of a temporary. From
 /// const data only a ConstBuffer can be made.
 ///
 /// A view that is not contiguous, has a negative extent or more bytes than fit 64 bits becomes a buffer with
-/// a `fault`: the call that uses it throws bad_argument, naming the argument.
+/// a `fault`. The call that uses the buffer throws bad_argument, naming the argument.
 template <class Byte>
 struct BasicBuffer {
   using Pointer = std::conditional_t<std::is_const_v<Byte>, const void*, void*>;
@@ -84,7 +84,7 @@ struct BasicBuffer {
   template <class Other>
   BasicBuffer(const BasicView<Other>& v) noexcept requires std::convertible_to<Other*, Byte*>
       : data(v.data), dtype(v.dtype), device{v.device.kind, v.device.index} {
-    // The common case: a view of one dimension, so small that its bytes surely fit 64 bits.
+    // The common case: a view of one dimension whose bytes surely fit 64 bits.
     constexpr std::int64_t kMost = std::int64_t{1} << 48;
     if (v.shape.rank() == 1 && v.strides[0] == 1 && v.shape[0] >= 0 && v.shape[0] <= kMost) [[likely]] {
       count = v.shape[0];
@@ -93,7 +93,7 @@ struct BasicBuffer {
       count = fault ? -1 : v.shape.count();
     }
   }
-  /// Made from anything that converts to a view, such as a Tensor.
+  /// A buffer can be made from anything that converts to a view, such as a Tensor.
   template <class Other>
   BasicBuffer(const Other& tensor) noexcept requires std::convertible_to<const Other&, BasicView<Byte>>
       : BasicBuffer(static_cast<BasicView<Byte>>(tensor)) {}
@@ -152,9 +152,9 @@ BufferOf<T> raw_bytes(T* data, std::size_t count) noexcept {
 
 }  // namespace detail
 
-/// The bytes of a variable, or of a range's elements: data without a dtype, such as a struct, is broadcast,
-/// gathered or sent as bytes. All ranks must lay out the data in the same way, as ranks of one program do.
-/// Only for trivially copyable types; pointers in them mean nothing on other ranks. A reduction of bytes
+/// The bytes of a variable, or of a range's elements. Data without a dtype, such as a struct, can so be
+/// broadcast, gathered or sent. All ranks must lay out the data in the same way, as ranks of one program do.
+/// Only for trivially copyable types. Pointers in them mean nothing on other ranks. A reduction of bytes
 /// throws `unsupported`.
 ///
 ///   struct Settings { int steps; double rate; } settings;

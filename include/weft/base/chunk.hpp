@@ -1,4 +1,4 @@
-// How weft divides elements evenly; all of weft uses this function.
+// The function by which all of weft divides elements evenly.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ struct Chunk {
   std::int64_t size = 0;
 };
 
-/// Part `index` of `size` elements that are cut into `parts` parts: each of the first size % parts parts
-/// holds one element more than the others.
+/// Part `index` of `size` elements that are cut into `parts` parts. The first size % parts parts hold one
+/// element more than the others.
 constexpr Chunk chunk_of(std::int64_t size, int parts, int index) noexcept {
   const std::int64_t least = size / parts, longer = size % parts;
   return {index * least + (index < longer ? index : longer), least + (index < longer ? 1 : 0)};

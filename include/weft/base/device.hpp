@@ -1,4 +1,4 @@
-// Where memory lies, and the streams that order the work on it.
+// Devices of memory, and the streams that order the work on them.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ struct Device {
 
 /// "cpu" or "cuda:1".
 std::string to_string(Device device);
-/// "is on cpu; expected cuda:0": follows a name in the text of an error.
+/// "is on cpu; expected cuda:0": this text follows a name in the text of an error.
 std::string is_on(Device device, Device expected);
 /// The reverse of to_string(); "cuda" is "cuda:0". Throws bad_argument:
 /// `device "gpu"; expected cpu, cuda or cuda:<0 to 32767>`.
 Device parse_device(std::string_view text);
 
-/// A queue of work on a device, in order. `handle` is the driver's (a cudaStream_t); null means the device's
-/// default stream. The CPU has one stream, which performs all work at once. In calls on another device,
-/// Stream{} means the default stream of that device.
+/// A queue of work on a device, in order. `handle` is the driver's handle (a cudaStream_t). Null means the
+/// device's default stream. The CPU has one stream, which performs all work at once. In calls on another
+/// device, Stream{} means the default stream of that device.
 struct Stream {
   Device device{};
   void* handle = nullptr;

@@ -12,7 +12,7 @@ namespace weft {
 
 /// The element type of a view. `boolean` is one byte, 0 or 1. f8e4m3 (finite, one NaN per sign) and f8e5m2
 /// are the types of the OCP 8-bit floating point specification; weft moves them, but does not combine them.
-/// c64 and c128 are pairs of f32 and f64: real, imaginary.
+/// c64 and c128 are pairs of f32 and f64: real part, imaginary part.
 enum class DType : std::uint8_t {
   f64,
   f32,
@@ -61,19 +61,19 @@ constexpr int size_bytes(DType t) noexcept {
 /// "f32", "bf16", …; `boolean` is "bool".
 std::string_view name(DType t) noexcept;
 
-/// The type of that name. Throws bad_argument if there is none; the text lists the known names.
+/// The type of that name. Throws bad_argument if there is none. The text lists the known names.
 DType dtype_from_name(std::string_view name);
 
-/// Whether weft computes with this type as a floating-point type: false for f8 and complex types.
+/// Whether weft computes with this type as a floating-point type. False for f8 and complex types.
 constexpr bool is_floating(DType t) noexcept {
   return t == DType::f64 || t == DType::f32 || t == DType::f16 || t == DType::bf16;
 }
 
-/// bfloat16: the upper half of an IEEE binary32. Storage only; arithmetic happens in float.
+/// bfloat16: the upper half of an IEEE binary32. A type for storage only: arithmetic is in float.
 struct bf16 {
   std::uint16_t bits = 0;
   bf16() = default;
-  /// Rounds to nearest, ties to even; a NaN stays a NaN (quiet).
+  /// Rounds to nearest, ties to even. A NaN stays a NaN (quiet).
   explicit constexpr bf16(float f) noexcept {
     const auto u = std::bit_cast<std::uint32_t>(f);
     bits = (u & 0x7fffffffu) > 0x7f800000u
@@ -90,11 +90,11 @@ struct bf16 {
   }
 };
 
-/// IEEE binary16. Storage only; arithmetic happens in float.
+/// IEEE binary16. A type for storage only: arithmetic is in float.
 struct f16 {
   std::uint16_t bits = 0;
   f16() = default;
-  /// Rounds to nearest, ties to even; overflow gives infinity; a NaN stays a NaN (quiet).
+  /// Rounds to nearest, ties to even. Overflow gives infinity. A NaN stays a NaN (quiet).
   explicit f16(float f) noexcept;
   explicit operator float() const noexcept;
   static constexpr f16 from_bits(std::uint16_t b) noexcept {
@@ -104,7 +104,7 @@ struct f16 {
   }
 };
 
-/// OCP E4M3 (also called e4m3fn): 4 bits of exponent, 3 of mantissa, values up to 448, no infinity; if all
+/// OCP E4M3 (also called e4m3fn): 4 bits of exponent, 3 of mantissa, values up to 448, no infinity. If all
 /// bits of exponent and mantissa are 1, the value is a NaN. Storage only.
 struct f8e4m3 {
   std::uint8_t bits = 0;
@@ -120,12 +120,12 @@ struct f8e4m3 {
   }
 };
 
-/// OCP E5M2: 5 bits of exponent, 2 of mantissa, up to 57344; infinities and NaNs as in binary16; an f8e5m2 is
-/// the upper half of a binary16. Storage only.
+/// OCP E5M2: 5 bits of exponent, 2 of mantissa, values up to 57344, infinities and NaNs as in binary16. An
+/// f8e5m2 is the upper half of a binary16. Storage only.
 struct f8e5m2 {
   std::uint8_t bits = 0;
   f8e5m2() = default;
-  /// Rounds to nearest, ties to even. Does not saturate: overflow gives infinity; a NaN stays a NaN (quiet).
+  /// Rounds to nearest, ties to even. Does not saturate: overflow gives infinity. A NaN stays a NaN (quiet).
   explicit f8e5m2(float f) noexcept;
   explicit operator float() const noexcept;
   static constexpr f8e5m2 from_bits(std::uint8_t b) noexcept {
@@ -135,8 +135,8 @@ struct f8e5m2 {
   }
 };
 
-/// A complex number of two `Part`s: std::complex<Part>, or a type of the same form, such as a device's. (This
-/// header does not include `<complex>`, which takes as long to compile as a third of weft/group.hpp.)
+/// A complex number of two `Part`s: std::complex<Part>, or a type of the same form, such as one of a device.
+/// (This header does not include `<complex>`, which takes as long to compile as a third of weft/group.hpp.)
 template <class T, class Part>
 concept ComplexOf = std::same_as<typename T::value_type, Part> && sizeof(T) == 2 * sizeof(Part) &&
                     requires(const T& z) {

@@ -1,4 +1,4 @@
-// The exception type of all functions of weft. A program reads its fields; a person reads its text.
+// The exception type of all weft functions. Programs read the fields of an Error; people read the text.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +20,17 @@ enum class ErrorCode : std::uint8_t {
   layout,            ///< a tensor's layout does not fit the operation
   unsupported,       ///< this backend or build cannot do it
   mismatch,          ///< ranks called different things
-  timeout,           ///< the deadline passed; ranks() had not arrived
+  timeout,           ///< the deadline passed; ranks() are the ranks that had not arrived
   peer_lost,         ///< ranks() died or left
   aborted,           ///< some rank called abort()
-  system,            ///< the operating system refused; text holds errno's words
+  system,            ///< the operating system refused; the text holds errno's words
   corrupt,           ///< bytes in a file, or in memory that ranks share, differ from those that were written
 };
 inline constexpr int kErrorCodeCount = static_cast<int>(ErrorCode::corrupt);
 
 /// "bad_argument", "layout", …
 std::string_view name(ErrorCode code) noexcept;
-/// The code for a number from another process or from a C program; `system` if no code has this number.
+/// The code for a number from another process or from a C program. `system` if no code has this number.
 constexpr ErrorCode error_code(std::int64_t number) noexcept {
   return number >= 1 && number <= kErrorCodeCount ? static_cast<ErrorCode>(number) : ErrorCode::system;
 }
@@ -39,7 +39,7 @@ constexpr ErrorCode error_code(std::int64_t number) noexcept {
 /// Error contains one.
 struct Failure {
   ErrorCode code = ErrorCode::system;
-  std::string text;              ///< without the tail that the group adds
+  std::string text;              ///< without the end of the text, which the group adds
   Op op = Op::none;              ///< the operation that failed
   std::uint64_t call = kNoCall;  ///< the number of that call in the group
   std::vector<int> ranks;        ///< the ranks to blame, in the group's numbering
@@ -63,8 +63,8 @@ class Error : public std::runtime_error {
   /// True if no rank can access this call's buffers any more. If false, call quiesce() before you reuse the
   /// buffers.
   bool quiesced() const noexcept { return details_->quiesced; }
-  /// The last call of each rank of the group, in order of the ranks, as far as this rank knows, if the Error
-  /// is a timeout or peer_lost of a call. (The text of a timeout says the same in words.) Empty if the
+  /// If the Error is a timeout or peer_lost of a call: the last call of each rank of the group, in order of
+  /// the ranks, as far as this rank knows. (The text of a timeout says the same in words.) Empty if the
   /// transport does not know the calls, and for all other errors.
   std::span<const LastCall> last_calls() const noexcept { return details_->last_calls; }
 
@@ -80,7 +80,7 @@ class Error : public std::runtime_error {
 /// The system's text for errno. If a limit of this process may be the cause, the text also gives the limit:
 /// "Too many open files (ulimit -n is 64)".
 std::string system_words(int error_number);
-/// Like system_words(), for the text of a library, which may contain the system's text for errno.
+/// Like system_words(), for the text of a library. This text may contain the system's text for errno.
 std::string with_limits(std::string words);
 
 /// An Error of code `system` whose text is "<what>: <system_words()>".

@@ -1,5 +1,5 @@
-// How another thread, or a signal handler, ends the waits of a thread. For programs that must react to Ctrl-C
-// while they wait for ranks that do not arrive.
+// A means by which another thread, or a signal handler, ends the waits of a thread. It is for programs that
+// must react to Ctrl-C while they wait for ranks that do not arrive.
 //
 // The waiting thread holds an Interruptible. Once its Interrupt is raised, all Deadlines that the thread has
 // made so far have passed. So every wait with a deadline ends within 20 ms, in the same way as at a time-out:
@@ -8,9 +8,9 @@
 //
 // An Interrupt ends waits of the start-up (stores, rendezvous, the making of groups and meshes, shrink), and
 // the wait() of a Work. After it has ended a wait(), the group fails on all ranks, with aborted and this
-// rank's number, because the others cannot finish a call that one rank has left. A wait_for() returns false,
-// as at its limit, and the call stays in flight. An Interrupt does not end a wait inside another library:
-// while a host's name is resolved, while Gloo connects, in MPI_Init.
+// rank's number. The other ranks cannot finish a call that one rank has left. A wait_for() returns false, as
+// at its limit, and the call stays in flight. An Interrupt does not end a wait inside another library: while
+// a host's name is resolved, while Gloo connects, in MPI_Init.
 #pragma once
 
 #include <atomic>
@@ -31,9 +31,9 @@ class Interrupt {
   static_assert(std::atomic<bool>::is_always_lock_free);
 };
 
-/// While an Interruptible exists, `interrupt` ends the waits of the thread that made the Interruptible; only
-/// that thread may use it. If a thread has made several, the last one counts. A wait that an Interrupt ends
-/// throws the same error as at a time-out, with two exceptions: the making of a group and the wait() of a
+/// While an Interruptible exists, `interrupt` ends the waits of the thread that made the Interruptible. Only
+/// that thread may use it. If a thread has made several, the last one is used. A wait that an Interrupt ends
+/// throws the same error as at a time-out, with two exceptions. The making of a group and the wait() of a
 /// Work throw aborted, on this rank and on the others, with a text that names this rank.
 class Interruptible {
  public:
@@ -52,7 +52,7 @@ class Interruptible {
   friend Clock::time_point detail::end_of_wait(Clock::time_point, Clock::time_point) noexcept;
   const Interrupt& interrupt_;
   Interruptible* const outer_;
-  // when this thread first noticed that the Interrupt was raised
+  // the time at which this thread first noticed that the Interrupt was raised
   Clock::time_point since_ = Clock::time_point::max();
 };
 

@@ -31,12 +31,12 @@ struct LastCall {
   /// elements of the block that must be equal on all ranks; 0 if there is no such block
   std::int64_t count = 0;
   std::uint64_t call = kNoCall;  ///< the collective's number in the group
-  /// For state in_flight: the number of the first collective that the rank has not finished: this collective
-  /// or an earlier one.
+  /// For state in_flight: the number of the first collective that the rank has not finished. It is this
+  /// collective or an earlier one.
   std::uint64_t oldest = kNoCall;
   /// The oldest message for which the rank waits, if the rank has reported one.
   struct Message {
-    Op op = Op::none;  ///< send or recv; none: no message is known
+    Op op = Op::none;  ///< send or recv; none if no message is known
     DType dtype = DType::u8;
     std::int32_t peer = -1;
     std::int32_t tag = 0;

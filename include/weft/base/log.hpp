@@ -1,4 +1,4 @@
-// The log: where weft writes its diagnostics. One logger per Context; thread-safe.
+// The log, to which weft writes its diagnostics. One logger per Context; thread-safe.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ std::string_view name(LogLayer layer) noexcept;
 /// "error", "warning", …
 std::string_view name(LogLevel level) noexcept;
 
-/// For each layer the level of the least important lines that are still logged.
+/// For each layer, the level of its least important lines that are still logged.
 class LogLevels {
  public:
   explicit constexpr LogLevels(LogLevel all = LogLevel::warning) noexcept { of_.fill(all); }
@@ -44,12 +44,12 @@ class LogLevels {
 
 /// Receives one finished line, without a line feed, which begins with its layer: "[store] rendezvous: …". Any
 /// thread may call the sink, including weft's own threads, but only one at a time. The calling thread holds
-/// no lock of weft, so a sink may take its own lock, write to the Logger, and make, use and destroy groups.
-/// If any thread (or the sink itself) writes a line while the sink runs, the line waits, and the thread that
-/// runs the sink hands it over; write() may return before that. At most 1024 lines wait; weft drops later
-/// lines, and logs their number. The sink must not end the Context, and must not use the Work whose wait
-/// called the sink. A thread that ends the Context waits for weft's own threads, so it must not hold a lock
-/// that the sink takes. weft ignores exceptions of a sink.
+/// no lock of weft. So a sink may take its own lock, write to the Logger, and make, use and destroy groups.
+/// If any thread (or the sink itself) writes a line while the sink runs, the line waits. The thread that runs
+/// the sink then passes it to the sink; write() may return before that. At most 1024 lines wait. weft drops
+/// later lines, and logs their number. The sink must not end the Context, and must not use the Work whose
+/// wait called the sink. A thread that ends the Context waits for weft's own threads. So it must not hold a
+/// lock that the sink takes. weft ignores exceptions of a sink.
 using LogSink = std::function<void(LogLevel, std::string_view)>;
 
 class Logger {
@@ -66,14 +66,14 @@ class Logger {
   bool enabled(LogLayer layer, LogLevel level) const noexcept { return level <= levels_.of(layer); }
   /// The caller must not hold a lock that a sink may take: see write_later().
   void write(LogLayer layer, LogLevel level, std::string_view line) noexcept;
-  /// For callers that hold a lock: the sink gets the line at the next write() or flush() of any thread. Never
+  /// For callers that hold a lock. The sink gets the line at the next write() or flush() of any thread. Never
   /// blocks.
   void write_later(LogLayer layer, LogLevel level, std::string_view line) noexcept;
   /// Like the three functions above, for LogLayer::program.
   bool enabled(LogLevel level) const noexcept { return enabled(LogLayer::program, level); }
   void write(LogLevel level, std::string_view line) noexcept;
   void write_later(LogLevel level, std::string_view line) noexcept;
-  /// Hands waiting lines to the sink, unless another thread is doing so. Cheap if no line waits.
+  /// Passes waiting lines to the sink, unless another thread is doing so. Cheap if no line waits.
   void flush() noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// How all texts of weft name ranks. Any thread may call it.
+// The function by which all texts of weft name ranks. Any thread may call it.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace weft {
 
-/// "rank 3" or "ranks 2, 3"; for more than 33 ranks, the first 32 and the number of the rest.
+/// "rank 3" or "ranks 2, 3". For more than 33 ranks, the first 32 and the number of the others.
 inline std::string name_ranks(std::span<const int> ranks) {
   constexpr std::size_t kNamed = 32;
   const std::size_t named = ranks.size() <= kNamed + 1 ? ranks.size() : kNamed;

@@ -1,4 +1,4 @@
-// The operations that ranks perform together, and how elements are combined.
+// The operations that ranks perform together, and the reductions that combine elements.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ inline constexpr int kOpCount = 19;
 std::string_view name(Op op) noexcept;
 
 /// A reduction of the user's own: for each i < count, out[i] = left[i] combined with right[i], all of
-/// `dtype`. The function must be associative, or the result depends on the number of ranks; it need not be
+/// `dtype`. The function must be associative, or the result depends on the number of ranks. It need not be
 /// commutative, since `left` always comes from lower ranks. `out` may be `left`. Any thread may call it. It
 /// must not throw. In a group of one rank weft does not call it. It works on all dtypes except f8, in host
 /// memory only. Ranks compare `name`.
@@ -48,13 +48,13 @@ struct UserReduction {
       combine;
 };
 
-/// How elements of several ranks are combined to one element. A small value; compare with ==.
+/// The rule by which elements of several ranks are combined to one element. A small value; compare with ==.
 ///
-/// `avg` divides the sum by the number of ranks (a true division, in the accumulator) and then rounds once;
-/// integer averages are truncated toward zero; integer sums and products wrap. `min` and `max` give the quiet
+/// `avg` divides the sum by the number of ranks (a true division, in the accumulator) and then rounds once.
+/// Integer averages are truncated toward zero. Integer sums and products wrap. `min` and `max` give the quiet
 /// NaN if any input is a NaN, and order -0 before +0. `premul_sum` multiplies each input by `scale` in the
-/// accumulator and then sums; `scale` must be the same on all ranks, and a whole number for integers. Bit and
-/// logical operations work on integers and bool; logical operations give 0 or 1. Complex numbers have sum,
+/// accumulator and then sums. `scale` must be the same on all ranks, and a whole number for integers. Bit and
+/// logical operations work on integers and bool. Logical operations give 0 or 1. Complex numbers have sum,
 /// avg and prod, where (a + bi)(c + di) is (ac - bd) + (ad + bc)i and each operation is rounded. bool has
 /// min, max, bit and logical operations. f8 has no reductions. A user's function works on every dtype except
 /// f8.
@@ -76,7 +76,7 @@ struct ReduceOp {
   };
   Kind kind = Kind::sum;
   double scale = 1;                     ///< premul_sum
-  const UserReduction* user = nullptr;  ///< user: borrowed until the call is done
+  const UserReduction* user = nullptr;  ///< user: the caller keeps it until the call is done
 
   static const ReduceOp sum, avg, min, max, prod, bit_and, bit_or, bit_xor, logical_and, logical_or,
       logical_xor;
@@ -101,7 +101,7 @@ inline constexpr ReduceOp ReduceOp::logical_xor{Kind::logical_xor};
 std::string_view name(ReduceOp::Kind kind) noexcept;
 inline std::string_view name(const ReduceOp& op) noexcept { return name(op.kind); }
 
-/// In which order elements are combined. `native`: the backend's own. `canonical`: a binary tree over the
+/// The order in which elements are combined. `native`: the backend's own. `canonical`: a binary tree over the
 /// rank index, split at the largest power of two below n (n = 3: (0+1)+2), the same bits on every backend. A
 /// scan gives the result of this tree over the ranks that it combines, as if the group had no other ranks.
 enum class Order : std::uint8_t { native, canonical };

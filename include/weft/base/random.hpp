@@ -1,4 +1,4 @@
-// Counter-based random numbers: each number is a pure function of a key and a counter, so any rank can
+// Counter-based random numbers: each number is a pure function of a key and a counter. So any rank can
 // compute any element without the other ranks. Thread-safe, no state.
 //
 // Philox-4x32 with ten rounds: J. Salmon, M. Moraes, R. Dror, D. Shaw, "Parallel Random Numbers: As Easy as
@@ -18,7 +18,7 @@ namespace weft {
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                     std::array<std::uint32_t, 2> key) noexcept;
 
-/// One stream of numbers for each (seed, path): element i of it is a function of (seed, path, i).
+/// One stream of numbers for each (seed, path). Element i of it is a function of (seed, path, i).
 class RandomStream {
  public:
   RandomStream(std::uint64_t seed, std::string_view path) noexcept;

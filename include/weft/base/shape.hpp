@@ -1,4 +1,4 @@
-// Sizes and strides of tensors: a fixed-capacity list of 64-bit integers, no allocation.
+// Sizes and strides of tensors: a list of 64-bit integers with a fixed capacity, without allocation.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace weft {
 
-/// Up to kMaxDims numbers. In a Shape they are the elements per dimension, all >= 0; in Strides they count
-/// elements, not bytes.
+/// Up to kMaxDims numbers. In a Shape the numbers are the elements per dimension, all >= 0. In Strides they
+/// count elements, not bytes.
 class Dims {
  public:
   static constexpr int kMaxDims = 8;
@@ -43,7 +43,7 @@ class Dims {
   std::span<const std::int64_t> values() const noexcept { return {values_, static_cast<std::size_t>(rank_)}; }
   void push_back(std::int64_t value);
 
-  /// The product of all extents; 1 for no dimensions.
+  /// The product of all extents. 1 for no dimensions.
   std::int64_t count() const noexcept {
     std::int64_t n = 1;
     for (int i = 0; i < rank_; ++i) n *= values_[i];
@@ -67,7 +67,7 @@ class Dims {
   }
 
   int rank_ = 0;
-  std::int64_t values_[kMaxDims];  // the first rank_ of them
+  std::int64_t values_[kMaxDims];  // the first rank_ values
 };
 
 using Shape = Dims;

@@ -13,11 +13,11 @@
 namespace weft {
 
 class Layout;
-/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers, and a layout exists as long
-/// as a LayoutRef refers to it. Null means a plain tensor, which is not distributed over ranks.
+/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers. A layout exists as long as a
+/// LayoutRef refers to it. Null means a plain tensor, which is not distributed over ranks.
 using LayoutRef = std::shared_ptr<const Layout>;
 
-/// Copying shares the Storage. Always contiguous and row-major. A const Tensor is a const handle: its
+/// Copying shares the Storage. Always contiguous and row-major. A const Tensor is a const handle. Its
 /// elements may be written.
 class Tensor {
  public:
@@ -47,8 +47,8 @@ class Tensor {
     return t;
   }
   std::byte* data() const noexcept { return storage_.data() + offset_; }
-  /// The elements as T, valid as long as some Tensor shares the storage: never loop over the span of a
-  /// temporary. For host memory only: throws bad_argument if T is not the dtype, or if the elements are on a
+  /// The elements as T, valid as long as some Tensor shares the storage. So never loop over the span of a
+  /// temporary. For host memory only. Throws bad_argument if T is not the dtype, or if the elements are on a
   /// device (use to_host(), weft/host/copy.hpp).
   template <class T>
   std::span<T> as() const {
@@ -65,17 +65,17 @@ class Tensor {
   }
 
   const LayoutRef& layout() const noexcept { return layout_; }
-  /// A tensor with the same storage, whose layout is `layout`; moves no data and checks nothing (as_layout()
-  /// in weft/mesh/layout.hpp checks).
+  /// A tensor with the same storage, whose layout is `layout`. It moves no data and checks nothing
+  /// (as_layout() in weft/mesh/layout.hpp checks).
   Tensor with_layout(LayoutRef layout) const {
     Tensor t = *this;
     t.layout_ = std::move(layout);
     return t;
   }
-  /// The same elements in another shape with an equal count; the result has no layout. Throws bad_argument if
+  /// The same elements in another shape with an equal count. The result has no layout. Throws bad_argument if
   /// the counts differ.
   Tensor reshape(const Shape& shape) const;
-  /// Elements [offset, offset + shape.count()) as a tensor of that shape; the result has no layout.
+  /// Elements [offset, offset + shape.count()) as a tensor of that shape. The result has no layout.
   Tensor slice_flat(std::int64_t offset, const Shape& shape) const;
   /// A copy with its own Storage, on the same device and stream.
   Tensor clone(Context& context) const;
@@ -97,8 +97,8 @@ class Tensor {
   LayoutRef layout_;
 };
 
-/// The text that says why work on the stream `expected`, which belongs to `whose`, may not use t, which is
-/// ordered on another stream: "is on cpu; expected cuda:0, the device of the Frame", "is ordered on another
+/// The text that says why work on the stream `expected`, which belongs to `whose`, may not use t: t is
+/// ordered on another stream. "is on cpu; expected cuda:0, the device of the Frame", "is ordered on another
 /// stream of cuda:0 than the Frame; to_device() orders it there".
 std::string elsewhere_text(const Tensor& t, Stream expected, std::string_view whose);
 

@@ -1,4 +1,4 @@
-// Borrowed memory: the argument of collectives and kernels. A view never owns its memory: the owner frees it,
+// Borrowed memory: the argument of collectives and kernels. A view never owns its memory. The owner frees it,
 // and must wait until the Work that uses the view is done.
 #pragma once
 
@@ -35,13 +35,13 @@ struct BasicView {
     for (int i = shape.rank() - 1; i >= 0; --i) {
       dense &= shape[i] == 1 || strides[i] == expected;
       empty |= shape[i] == 0;
-      if (!dense) continue;  // the product need not fit
+      if (!dense) continue;  // the product of the extents may be too large for its type
       expected *= shape[i];
     }
     return dense || empty;
   }
-  /// The elements as T; undefined unless dtype_of<T> == dtype and contiguous(). On a device, only kernels may
-  /// use it.
+  /// The elements as T. Undefined unless dtype_of<T> == dtype and contiguous(). On a device, only kernels may
+  /// use the pointer.
   template <class T>
   auto as() const noexcept {
     using U = std::conditional_t<std::is_const_v<Byte>, const T, T>;
@@ -91,7 +91,7 @@ concept ContiguousRange = requires(R& r) {
   { std::size(r) } -> std::convertible_to<std::size_t>;
   std::data(r);
 };
-/// Whether the memory outlives the full expression: the argument is an lvalue, or a non-owning view
+/// Whether the memory exists longer than the full expression: the argument is an lvalue, or a non-owning view
 /// (std::span, std::string_view). R is the type of a forwarding reference: `T&` or `T`.
 template <class R>
 inline constexpr bool kOutlives = std::is_lvalue_reference_v<R>;

@@ -1,5 +1,5 @@
-/* The data of operations: buffers, the types of their elements, how elements are combined, where memory
- * lies. */
+/* The data of operations: buffers, the types of their elements, reductions, and devices of
+ * memory. */
 #ifndef WEFT_C_BUFFER_H
 #define WEFT_C_BUFFER_H
 
@@ -30,9 +30,9 @@ enum {
   WEFT_C128
 };
 
-/* Bytes of one element; 0 for a number that is no dtype. */
+/* Bytes of one element. 0 for a number that is no dtype. */
 int64_t weft_dtype_size(weft_dtype dtype);
-/* "f64", "bf16", "bool", ...; "?" for a number that is no dtype. Never NULL, and never freed. */
+/* "f64", "bf16", "bool", .... "?" for a number that is no dtype. Never NULL, and never freed. */
 const char* weft_dtype_name(weft_dtype dtype);
 /* The dtype of that name. */
 weft_status weft_dtype_from_name(const char* name, weft_dtype* dtype, weft_error* error);
@@ -53,7 +53,7 @@ enum {
   WEFT_LOGICAL_XOR,
   WEFT_USER /* the function of `reduction` in weft_call_options */
 };
-/* "sum", "avg", ..., "user"; "?" for a number that is no reduction. Never NULL, and never freed. */
+/* "sum", "avg", ..., "user". "?" for a number that is no reduction. Never NULL, and never freed. */
 const char* weft_reduce_op_name(weft_reduce_op op);
 
 /* The order in which elements are combined: the backend's own order, or a tree over the ranks that is the
@@ -66,7 +66,7 @@ typedef int32_t weft_device;
 #define WEFT_CPU 0
 #define WEFT_CUDA(index) (1 + (index))
 
-/* `count` elements in a row. The memory is the caller's: the caller must keep it alive, and not touch it,
+/* `count` elements in a row. The memory is the caller's. The caller must keep it alive, and not touch it,
  * until the call's Work is done. A buffer called `in` is only read. The struct itself is copied. */
 typedef struct weft_buffer {
   void* data; /* may be NULL if count is 0 */
@@ -76,30 +76,30 @@ typedef struct weft_buffer {
 } weft_buffer;
 
 /* Sets *overlap to whether the two buffers have a byte in common. A buffer without elements overlaps no
- * other. */
+ * other buffer. */
 weft_status weft_buffer_overlap(const weft_buffer* a, const weft_buffer* b, bool* overlap, weft_error* error);
 
-/* How a buffer is divided among the ranks of a group: block r has counts[r] elements and begins at element
- * offsets[r]; if `offsets` is NULL, the blocks follow one another. Blocks that are written may not overlap.
- * Both arrays have `size` numbers, the group's size, and are copied when the call begins. */
+/* The division of a buffer among the ranks of a group: block r has counts[r] elements and begins at
+ * element offsets[r]. If `offsets` is NULL, the blocks follow one another. Blocks that are written may not
+ * overlap. Both arrays have `size` numbers, the group's size, and are copied when the call begins. */
 typedef struct weft_blocks {
   const int64_t* counts;
   const int64_t* offsets; /* may be NULL */
   int64_t size;
 } weft_blocks;
 
-/* A queue of work on a device, in order. `handle` is the driver's handle of the stream (a cudaStream_t); NULL
- * means the default stream of `device`. A weft_stream that is all zeros means the default stream of the
- * group's device. */
+/* A queue of work on a device, in order. `handle` is the driver's handle of the stream (a cudaStream_t).
+ * NULL means the default stream of `device`. A weft_stream that is all zeros means the default stream of
+ * the group's device. */
 typedef struct weft_stream {
   weft_device device;
   void* handle;
 } weft_stream;
 
 /* out[i] = left[i] combined with right[i], for each i < count, all of `dtype`. The function must be
- * associative, or the result depends on the number of ranks; it need not be commutative, since `left` always
- * comes from lower ranks. `out` may be `left`. Any thread may call the function; if threads are ranks,
- * several threads may call it at once. It must not call weft. */
+ * associative, or the result depends on the number of ranks. It need not be commutative, since `left`
+ * always comes from lower ranks. `out` may be `left`. Any thread may call the function. If threads are
+ * ranks, several threads may call it at once. It must not call weft. */
 typedef void (*weft_combine)(void* data, const void* left, const void* right, void* out, int64_t count,
                              weft_dtype dtype);
 
@@ -107,13 +107,13 @@ typedef void (*weft_combine)(void* data, const void* left, const void* right, vo
  * does not call it. */
 typedef struct weft_reduction weft_reduction;
 
-/* Ranks compare `name`. weft passes `data` to `combine`; `release`, if it is not NULL, is called with `data`
+/* Ranks compare `name`. weft passes `data` to `combine`. If `release` is not NULL, weft calls it with `data`
  * when the reduction, and all weft_persistent and Works of calls with this reduction, are destroyed. Any
  * thread may call `release`.
  *
- * If `combine` throws (in C++) the call fails on this rank with WEFT_SYSTEM and the group is aborted: ranks
- * that already have their result get the error in their next call. After such an exception the reduction
- * cannot be used any more. */
+ * If `combine` throws (in C++), the call fails on this rank with WEFT_SYSTEM and the group is aborted.
+ * Ranks that already have their result get the error in their next call. After such an exception the
+ * reduction cannot be used any more. */
 weft_status weft_reduction_create(const char* name, weft_combine combine, void* data,
                                   void (*release)(void* data), weft_reduction** reduction, weft_error* error);
 /* Call it only when every function that got the reduction has returned. A call in flight keeps the parts of

@@ -5,11 +5,11 @@
  *   weft_buffer_from_dlpack_versioned(tensor, true, &b, &error);
  *   weft_all_reduce(group, &b, &b, NULL, NULL, &error);
  *
- * Neither weft nor this header needs dlpack.h, and this header may be included before or after any version of
- * dlpack.h. Functions take the types of dlpack.h as they are, without a cast. Types that have a struct tag in
- * dlpack.h (DLManagedTensor, DLManagedTensorVersioned) are declared here by that tag. DLTensor has no tag, so
- * its function takes a const void*. For programs without dlpack.h this header has its structs under the names
- * weft_dl_...: cast pointers to them. */
+ * Neither weft nor this header needs dlpack.h. This header may be included before or after any version of
+ * dlpack.h. Functions take the types of dlpack.h as they are, without a cast. Types that have a struct tag
+ * in dlpack.h (DLManagedTensor, DLManagedTensorVersioned) are declared here by that tag. DLTensor has no
+ * tag, so its function takes a const void*. For programs without dlpack.h this header has its structs
+ * under the names weft_dl_...: cast pointers to them. */
 #ifndef WEFT_C_DLPACK_H
 #define WEFT_C_DLPACK_H
 
@@ -80,12 +80,12 @@ enum {
 enum { WEFT_DL_READ_ONLY = 1, WEFT_DL_IS_COPIED = 2 };
 
 /* Makes *buffer refer to the elements of a tensor, without a copy. The caller must keep the tensor alive
- * until the last call with the buffer is done; weft calls no deleter. Any thread may call it.
+ * until the last call with the buffer is done. weft calls no deleter. Any thread may call it.
  *
- * The tensor must be row-major without gaps: its strides are NULL or equal to the row-major ones, except in
- * dimensions of one element. A strided tensor gives WEFT_LAYOUT: make it contiguous first. A vector of
+ * The tensor must be row-major without gaps: its strides are NULL or equal to the row-major strides, except
+ * in dimensions of one element. A strided tensor gives WEFT_LAYOUT, so make it contiguous first. A vector of
  * several lanes counts as that many elements. Host memory that a driver has pinned becomes WEFT_CPU. Managed
- * memory becomes memory of GPU `device_id`; to use it as memory of another device, set `device` of the
+ * memory becomes memory of GPU `device_id`. To use it as memory of another device, set `device` of the
  * buffer.
  *
  * `tensor` points to a DLTensor. A DLTensor does not say whether it may be written. */
@@ -99,10 +99,10 @@ weft_status weft_buffer_from_dlpack(const struct DLManagedTensor* managed, weft_
 weft_status weft_buffer_from_dlpack_versioned(const struct DLManagedTensorVersioned* managed, bool writes,
                                               weft_buffer* buffer, weft_error* error);
 
-/* Makes a row-major tensor in memory like that of weft_alloc, for a framework that adopts it: *managed then
- * belongs to that framework. Any thread may call the tensor's deleter, which frees the memory; until then the
- * tensor keeps the parts of the context that it needs. No call that uses the tensor may be in flight when the
- * deleter is called. `shape` has `ndim` numbers, and may be NULL if `ndim` is 0. */
+/* Makes a row-major tensor in memory like that of weft_alloc, for a framework that adopts it. *managed
+ * then belongs to that framework. Any thread may call the tensor's deleter, which frees the memory. Until
+ * then the tensor keeps the parts of the context that it needs. No call that uses the tensor may be in
+ * flight when the deleter is called. `shape` has `ndim` numbers, and may be NULL if `ndim` is 0. */
 weft_status weft_alloc_dlpack(weft_context* context, weft_dtype dtype, const int64_t* shape, int32_t ndim,
                               struct DLManagedTensor** managed, weft_error* error);
 weft_status weft_alloc_dlpack_versioned(weft_context* context, weft_dtype dtype, const int64_t* shape,

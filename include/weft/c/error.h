@@ -25,13 +25,13 @@ enum {
   WEFT_LAYOUT = 2,       /* a tensor's layout does not fit the operation */
   WEFT_UNSUPPORTED = 3,  /* this backend or build cannot do it */
   WEFT_MISMATCH = 4,     /* ranks called different things */
-  WEFT_TIMEOUT = 5,      /* the deadline passed; `ranks` had not arrived */
+  WEFT_TIMEOUT = 5,      /* the deadline passed; `ranks` are the ranks that had not arrived */
   WEFT_PEER_LOST = 6,    /* `ranks` died or left */
   WEFT_ABORTED = 7,      /* some rank called weft_group_abort */
   WEFT_SYSTEM = 8,       /* the operating system refused, or memory ran out */
   WEFT_CORRUPT = 9       /* bytes are damaged, in a file or in memory that ranks share */
 };
-/* "ok", "bad_argument", ...; "?" for a number that is no status. Never NULL. */
+/* "ok", "bad_argument", .... "?" for a number that is no status. Never NULL. */
 const char* weft_status_name(weft_status status);
 
 /* The operation of a call or an error. */
@@ -58,7 +58,7 @@ enum {
   WEFT_OP_EXCHANGE
 };
 
-/* "all_reduce", ...; "none" for WEFT_OP_NONE, "?" for a number that is no operation. Never NULL. */
+/* "all_reduce", .... "none" for WEFT_OP_NONE, "?" for a number that is no operation. Never NULL. */
 const char* weft_op_name(weft_op op);
 
 #define WEFT_NO_CALL UINT64_MAX
@@ -82,10 +82,10 @@ typedef struct weft_error {
 /* A text, or bytes, that a function returned. It belongs to the caller, which must destroy it with
  * weft_text_destroy. */
 typedef struct weft_text weft_text;
-/* The bytes of the text, followed by a zero; valid until the text is destroyed. "" if `text` is NULL; never
- * NULL. */
+/* The bytes of the text, followed by a zero. They are valid until the text is destroyed. "" if `text` is
+ * NULL. Never NULL. */
 const char* weft_text_data(const weft_text* text);
-/* The number of bytes, without that zero; 0 if `text` is NULL. */
+/* The number of bytes, without that zero. 0 if `text` is NULL. */
 size_t weft_text_size(const weft_text* text);
 void weft_text_destroy(weft_text* text);
 

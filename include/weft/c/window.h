@@ -1,12 +1,12 @@
-/* Halos and windows of a tensor that is cut over ranks: each rank gets the elements of the range of indices
+/* Halos and windows of a tensor that is cut over ranks. Each rank gets the elements of the range of indices
  * that it requests, whichever ranks hold them. Beyond the ends of the tensor an edge rule gives the elements.
  *
  * A program makes a plan (weft_halo, weft_window) once, without communication, and uses it as often as
- * needed. All ranks must give the same arguments. A plan keeps its layout and mesh; one thread at a time may
+ * needed. All ranks must give the same arguments. A plan keeps its layout and mesh. One thread at a time may
  * use it. Functions that move elements are collective among the ranks of the axes that cut the named
- * dimensions. These ranks must begin exchanges in the same order; each exchange is a call of the group of
+ * dimensions. These ranks must begin exchanges in the same order. Each exchange is a call of the group of
  * these axes. The first start of a plan waits for the first start on the other ranks, and compares the
- * arguments. If they differ, all ranks get WEFT_MISMATCH; the text shows the arguments of two ranks.
+ * arguments. If they differ, all ranks get WEFT_MISMATCH. The text shows the arguments of two ranks.
  *
  * A plan may have several exchanges in flight. A new exchange fails with WEFT_BAD_ARGUMENT, naming the field,
  * if it writes memory that an exchange in flight still reads or writes, or if it reads memory that an
@@ -20,10 +20,10 @@
 extern "C" {
 #endif
 
-/* The elements beyond an end of a dimension of n elements: x[-1] and x[n] are the first of them. */
+/* The elements beyond an end of a dimension of n elements. x[-1] and x[n] are the first of them. */
 typedef int32_t weft_edge_kind;
 enum {
-  /* There are no elements: ghost cells stay as they are, and a window that reaches there fails with
+  /* There are no elements. Ghost cells do not change, and a window that reaches there fails with
    * WEFT_BAD_ARGUMENT. */
   WEFT_EDGE_NONE = 0,
   WEFT_EDGE_ZERO,      /* 0 */
@@ -31,9 +31,9 @@ enum {
   WEFT_EDGE_PERIODIC,  /* x[-1] = x[n-1], as often as needed */
   WEFT_EDGE_REFLECT,   /* x[-1] = x[1]; at most n-1 beyond the end */
   WEFT_EDGE_REPLICATE, /* x[-1] = x[0] */
-  /* On a globe: x[-1, j] = x[0, j + half a turn]. The size of dimension `longitude` must be even. At most n
-   * beyond the end. The rule is for scalars: the components of a vector point the other way beyond a pole,
-   * and weft does not change their signs. */
+  /* On a globe: x[-1, j] = x[0, j + half a turn]. The size of dimension `longitude` must be even. At most
+   * n beyond the end. The rule is for scalars. The components of a vector point in the opposite direction
+   * beyond a pole, and weft does not change their signs. */
   WEFT_EDGE_POLE
 };
 typedef struct weft_edge {
@@ -42,9 +42,9 @@ typedef struct weft_edge {
   double value;      /* the value for WEFT_EDGE_CONSTANT; 0 otherwise */
 } weft_edge;
 
-/* Where a dimension is cut, for a dimension that is not cut evenly: part p holds indices begins[p] to
- * begins[p + 1] - 1. Parts are numbered along the axes that shard the dimension, the outermost first. A part
- * may be empty. */
+/* The cuts of a dimension that is not cut evenly: part p holds indices begins[p] to begins[p + 1] - 1.
+ * Parts are numbered along the axes that shard the dimension, the outermost first. A part may be
+ * empty. */
 typedef struct weft_cut {
   int32_t dim;
   int32_t part_count;
@@ -64,7 +64,7 @@ typedef struct weft_halo_dim {
  * a tensor and, around it, copies of elements of other ranks. */
 typedef struct weft_halo weft_halo;
 
-/* `cuts` may be NULL if cut_count is 0: then `layout` decides where all dimensions are cut. Fails with
+/* `cuts` may be NULL if cut_count is 0. Then `layout` decides where all dimensions are cut. Fails with
  * WEFT_LAYOUT if the layout is WEFT_PARTIAL. */
 weft_status weft_halo_create(const weft_layout* layout, const weft_cut* cuts, int32_t cut_count,
                              const weft_halo_dim* dims, int32_t dim_count, weft_halo** halo,
@@ -73,7 +73,7 @@ void weft_halo_destroy(weft_halo* halo);
 /* The extents of this rank's array: its part and the ghost cells. `room`: the size of `extents`, at least the
  * number of dimensions. */
 weft_status weft_halo_extents(const weft_halo* halo, int64_t* extents, int32_t room, weft_error* error);
-/* Where this rank's part lies in the array (inner) and in the global tensor (offsets), and its extents.
+/* The place of this rank's part in the array (inner) and in the global tensor (offsets), and its extents.
  * `room`: the size of each array. */
 weft_status weft_halo_part(const weft_halo* halo, int64_t* inner, int64_t* offsets, int64_t* extents,
                            int32_t room, weft_error* error);
@@ -83,15 +83,15 @@ typedef struct weft_exchange weft_exchange;
 
 /* Fills the ghost cells of `field_count` row-major arrays of weft_halo_extents, of any dtypes, with one
  * message for each neighbour and dtype. If `exchange` is NULL, it blocks until the ghost cells are filled.
- * Otherwise it sends the messages, and weft_exchange_finish fills the ghost cells: until then the program may
- * read inner cells but not write them, and may neither read nor write ghost cells. */
+ * Otherwise it sends the messages, and weft_exchange_finish fills the ghost cells. Until then the program
+ * may read inner cells but not write them, and may neither read nor write ghost cells. */
 weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
                             weft_exchange** exchange, weft_error* error);
-/* The adjoint of weft_halo_start, in place: each ghost cell is added to the inner cell that weft_halo_start
- * copies into it. Each inner cell gets the contributions of rank 0 first, then those of rank 1, and so on.
- * Ghost cells stay as they are. For integers, f64, f32, bf16 and f16 (added in f32 and rounded once), in host
- * memory. Until the exchange is done the program may read ghost cells, and may neither read nor write inner
- * cells near the border. */
+/* The adjoint of weft_halo_start, in place: each ghost cell is added to the inner cell that
+ * weft_halo_start copies into it. Each inner cell gets the contributions of rank 0 first, then those of
+ * rank 1, and so on. Ghost cells do not change. For integers, f64, f32, bf16 and f16 (added in f32 and
+ * rounded once), in host memory. Until the exchange is done the program may read ghost cells, and may
+ * neither read nor write inner cells near the border. */
 weft_status weft_halo_start_add(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
                                 weft_exchange** exchange, weft_error* error);
 /* A halo, and arrays for it. */
@@ -101,9 +101,9 @@ typedef struct weft_halo_fields {
   int32_t field_count;
   int32_t reserved; /* 0 */
 } weft_halo_fields;
-/* Like weft_halo_start, for several halos in one exchange: each rank sends one message to each neighbour. The
- * halos must be different plans, cut over the same axes of one mesh; all ranks must give the halos in the
- * same order. No array may be given twice. */
+/* Like weft_halo_start, for several halos in one exchange. Each rank sends one message to each neighbour.
+ * The halos must be different plans, cut over the same axes of one mesh. All ranks must give the halos in
+ * the same order. No array may be given twice. */
 weft_status weft_halo_start_together(const weft_halo_fields* halos, int32_t halo_count,
                                      weft_exchange** exchange, weft_error* error);
 

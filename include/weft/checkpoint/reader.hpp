@@ -35,7 +35,7 @@ class CheckpointReader {
   static CheckpointReader open(const std::filesystem::path& directory);
 
   const CheckpointInfo& info() const noexcept;
-  /// Returns false if an older version of weft wrote the checkpoint without hashes: changed bytes cannot be
+  /// Returns false if an older version of weft wrote the checkpoint without hashes. Changed bytes cannot be
   /// detected then.
   bool hashed() const noexcept;
   const std::vector<std::string>& names() const noexcept;  ///< sorted
@@ -55,10 +55,10 @@ class CheckpointReader {
   std::shared_ptr<Impl> impl_;
 };
 
-/// Reads all of a checkpoint and returns its faults, one line each, with file and bytes: missing or damaged
-/// files, tensors that a file does not have as the index says, and bytes that differ from the written ones.
-/// Empty if the checkpoint is sound. An index that cannot be read counts as one fault. If `progress` is
-/// given, it is called with the number of bytes read so far and the total number.
+/// Reads all of a checkpoint and returns its faults, one line each, with file and bytes. Faults are missing
+/// or damaged files, tensors that a file does not have as the index says, and bytes that differ from the
+/// written bytes. Empty if the checkpoint is sound. An index that cannot be read counts as one fault. If
+/// `progress` is given, it is called with the number of bytes read so far and the total number.
 std::vector<std::string> verify_checkpoint(
     const std::filesystem::path& directory,
     const std::function<void(std::int64_t, std::int64_t)>& progress = {});
@@ -70,16 +70,16 @@ enum class WholeCheck : unsigned char {
 };
 struct WholeCheckpoint {
   std::optional<CheckpointInfo> found;  ///< nothing if there is no whole checkpoint
-  std::vector<std::string> broken;      ///< why newer ones were not chosen, the newest first; usually empty
+  std::vector<std::string> broken;      ///< why newer ones were not chosen, the newest first; mostly empty
 };
-/// Finds the checkpoint from which a run can go on: the one that `directory`/latest names, or, if that is
-/// broken, the newest folder step-N that is whole. Without `latest` there is none, unless `directory` itself
-/// is a checkpoint. One process.
+/// Finds the checkpoint from which a run can continue. This is the one that `directory`/latest names, or, if
+/// that is broken, the newest folder step-N that is whole. Without `latest` there is none, unless `directory`
+/// itself is a checkpoint. One process.
 WholeCheckpoint newest_whole_checkpoint(const std::filesystem::path& directory,
                                         WholeCheck check = WholeCheck::files);
 
 struct ExportOptions {
-  /// Gives the name of a tensor in the file; "" leaves the tensor out. Empty: all tensors, under their own
+  /// Gives the name of a tensor in the file. "" leaves the tensor out. Empty: all tensors, under their own
   /// names.
   std::function<std::string(std::string_view name)> rename;
   /// Gives the values to write for a tensor: on the host, with its dtype and shape; an empty Tensor, or no

@@ -20,8 +20,8 @@ struct RemappedTensor {
   std::int64_t first_row = 0;  ///< of the stored tensor's first dimension
 };
 
-/// Given the name and shape of a stored tensor, returns the tensors into which it is split: one or several,
-/// each a range of its rows. An empty result means that the tensor stays as it is.
+/// Given the name and shape of a stored tensor, returns the tensors into which it is split. Each of them is a
+/// range of its rows. An empty result means that the tensor stays as it is.
 using Remap = std::function<std::vector<RemappedTensor>(std::string_view name, const Shape& shape)>;
 
 /// Converts the names and shapes that older programs used for the parameters of this library's modules
@@ -34,7 +34,7 @@ using Remap = std::function<std::vector<RemappedTensor>(std::string_view name, c
 ///   before.to_out, .layers.1, .layers.4 with .weight or .weight_orig  (out, in, 1, 1) → the same name, (out, in)
 ///   before.parametrizations.weight.original, .0._u, .0._v → before.weight_orig, weight_u, weight_v, and then as above
 ///
-/// All other tensors stay as they are, so a second conversion changes nothing. weft/models/remap.hpp converts
+/// All other tensors do not change, so a second conversion changes nothing. weft/models/remap.hpp converts
 /// tensors in memory in the same way.
 std::vector<RemappedTensor> remap_old_names(std::string_view name, const Shape& shape);
 

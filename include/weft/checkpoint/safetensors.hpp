@@ -1,6 +1,6 @@
 // Files of named tensors: the safetensors format (github.com/huggingface/safetensors), read and written.
-// An open file may be read from any number of threads at once; two writers of one path must not run at the
-// same time.
+// Any number of threads may read an open file at once. Two writers of one path must not run at the same
+// time.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,15 @@ struct SafetensorsInfo {
 };
 
 /// An open safetensors file. `open` reads and checks the whole header. Elements are read only when they are
-/// requested. They are read with read calls, and the file is not mapped, so a file that shrinks later causes
-/// an error and not a signal. Cheap to copy; copies share the descriptor.
+/// requested. They are read with read calls, and the file is not mapped. So a file that shrinks later causes
+/// an error and not a signal. Cheap to copy. Copies share the descriptor.
 class SafetensorsFile {
  public:
-  /// Throws `system` if the file cannot be opened, bad_argument if it is no regular file, `unsupported` for a
-  /// dtype or a number of dimensions that this build lacks, and `corrupt` if the file is damaged: it is too
-  /// short, its header is longer than the file or no JSON object, a name occurs twice, a shape does not fit
-  /// its offsets, offsets lie outside of the file, tensors overlap, or bytes belong to no tensor. The text
-  /// names the file, the tensor, the value and the expected value.
+  /// Throws `system` if the file cannot be opened, bad_argument if it is no regular file, and `unsupported`
+  /// for a dtype or a number of dimensions that this build lacks. Throws `corrupt` if the file is damaged: it
+  /// is too short, its header is longer than the file or no JSON object, a name occurs twice, a shape does
+  /// not fit its offsets, offsets lie outside of the file, tensors overlap, or bytes belong to no tensor. The
+  /// text names the file, the tensor, the value and the expected value.
   static SafetensorsFile open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const noexcept;
@@ -48,7 +48,7 @@ class SafetensorsFile {
   const std::map<std::string, std::string, std::less<>>& metadata() const noexcept;
   /// The XXH3 hash (64 bits) of the header and its length, that is, of everything except the tensors' bytes.
   std::uint64_t header_hash() const noexcept;
-  /// One string of the metadata. Throws bad_argument if there is no such key; the text names the existing
+  /// One string of the metadata. Throws bad_argument if there is no such key. The text names the existing
   /// keys.
   const std::string& metadata(std::string_view key) const;
 
@@ -72,9 +72,9 @@ struct SafetensorsEntry {
 };
 
 /// Writes a file that holds `entries` and `metadata`. The file is written under a temporary name in the same
-/// folder, synced, and then renamed, so at any moment `path` is the old file or the complete new one. The
+/// folder, synced, and then renamed. So at any moment `path` is the old file or the complete new one. The
 /// header lists tensors by name. The data is sorted by falling element size, then by name, and begins at a
-/// multiple of 64 bytes, so each tensor is aligned to its element size without gaps. Throws `bad_argument` if
+/// multiple of 64 bytes. So each tensor is aligned to its element size without gaps. Throws `bad_argument` if
 /// a name occurs twice or is the reserved name "__metadata__", or if a view is not contiguous, and `system`
 /// if writing fails. After an error `path` is untouched and the temporary file is removed.
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,

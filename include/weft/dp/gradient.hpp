@@ -15,11 +15,11 @@ namespace weft {
 /// returns.
 struct Gradient {
   std::string_view name;  ///< for error texts: "layers.0.mlp.up_proj.weight"
-  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). It lies on the host. But
-  /// if a function gets a Compute of a device, it lies on that device, with the values that the stream of the
-  /// Compute has written.
+  /// This rank's part: contiguous, f64, f32, bf16 or f16, of shape layout->local_shape(). It lies on the
+  /// host. But if a function gets a Compute of a device, it lies on that device, with the values that the
+  /// stream of the Compute has written.
   TensorView data;
-  /// The layout of the elements over the mesh; null: only this rank has them. Functions that reduce a
+  /// The layout of the elements over the mesh. Null if only this rank has them. Functions that reduce a
   /// gradient change its layout.
   LayoutRef layout = nullptr;
 };
@@ -28,7 +28,7 @@ struct Gradient {
 const Shape& local_shape_of_gradient(std::string_view name, const LayoutRef& layout);
 
 /// Makes a Gradient whose part on this rank begins at `data`. T is double, float, bf16 or f16. Throws
-/// bad_argument if `layout` is null, because the length is then unknown: write Gradient{"bias",
+/// bad_argument if `layout` is null, because the length is then unknown. In that case write Gradient{"bias",
 /// view(vector)}.
 template <class T>
 Gradient make_gradient(std::string_view name, T* data, const LayoutRef& layout) {

@@ -9,16 +9,16 @@
 
 namespace weft {
 
-/// A shuffled walk through `population` samples, without repeats within a round (epoch), as a pure function
-/// of (seed, step): the step is the only state to save. The global batch is the same for any number of data
-/// ranks; each data rank reads a contiguous part of it. Only the coordinate on the data axis decides which
-/// part, so tensor-parallel peers read the same samples.
+/// A shuffled walk through `population` samples, without repeats within a round (epoch). It is a pure
+/// function of (seed, step), so a program need save only the step. The global batch is the same for any
+/// number of data ranks. Each data rank reads a contiguous part of it. Only the coordinate on the data axis
+/// decides which part. So tensor-parallel peers read the same samples.
 ///
 /// With up to 64 samples, all orders of a round are equally likely: the order is drawn without replacement
 /// (R. Fisher, F. Yates; R. Durstenfeld, "Algorithm 235: Random Permutation", 1964), again for each batch,
 /// which takes some microseconds. With more samples, a sample's number passes through a Feistel network until
 /// the result falls into the range (J. Black, P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA
-/// 2002): this needs no table, works for any population, and gives orders that cannot be distinguished from
+/// 2002). This needs no table, works for any population, and gives orders that cannot be distinguished from
 /// equally likely orders.
 class Sampler {
  public:
@@ -26,14 +26,14 @@ class Sampler {
   /// batch has fewer samples than the axis has ranks: `sampler: a global batch of 3 leaves some of 4 data
   /// ranks without a sample`.
   Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
-  /// A sampler without a mesh: for part `index` of `parts`.
+  /// A sampler without a mesh, for part `index` of `parts`.
   Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
 
   /// The sample numbers of the global batch of a step, and of this rank's part of it. Throw bad_argument for
   /// a step below 0, or if the last sample of the step would be beyond number 2^63 of the walk.
   std::vector<std::int64_t> global_batch(std::int64_t step) const;
   std::vector<std::int64_t> local_batch(std::int64_t step) const;
-  /// Where this rank's part lies in the global batch.
+  /// The place of this rank's part in the global batch.
   Chunk part() const noexcept { return part_; }
 
  private:

@@ -21,7 +21,7 @@ class Work;
 namespace detail {
 class Access;  // of weft's own layers
 
-/// A callback that Work::then() got.
+/// A callback that the program passed to Work::then().
 class WorkCallback {
  public:
   virtual ~WorkCallback() = default;
@@ -64,13 +64,13 @@ void wait_all(std::span<Work* const> works);
 /// Move-only. The caller must keep `in` and `out` of the call alive, and not touch them, until the Work is
 /// done.
 ///
-/// Destroying an unfinished Work aborts its group and quiesces (up to 2 s, once per group): a program should
-/// never do so on purpose. A Work whose Error was thrown is invalid. The Work of coalesced calls is done when
-/// all calls are done, and fails with the first call that fails. An invalid Work counts as done: done(),
-/// wait() and wait_for() return at once, without an Error, so a second wait() reports nothing. Any thread may
-/// call these three functions; only one thread at a time may call them on one Work. Each of them makes
-/// progress on all calls in flight of this rank, in all its groups, so ranks may wait in different orders
-/// without deadlock.
+/// If an unfinished Work is destroyed, its group is aborted and quiesced (up to 2 s, once per group). A
+/// program should never do so on purpose. A Work whose Error was thrown is invalid. The Work of coalesced
+/// calls is done when all calls are done, and fails with the first call that fails. An invalid Work counts as
+/// done: done(), wait() and wait_for() return at once, without an Error. So a second wait() reports nothing.
+/// Any thread may call these three functions. Only one thread at a time may call them on one Work. Each of
+/// them makes progress on all calls in flight of this rank, in all its groups. So ranks may wait in different
+/// orders without deadlock.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -87,15 +87,15 @@ class [[nodiscard]] Work {
     if (group_ != nullptr || callbacks_ != nullptr) drop();
   }
 
-  /// Takes the next possible steps; never blocks. Returns true if the call is finished. Throws the call's
-  /// Error if the call has failed.
+  /// Takes the steps that are possible now. Never blocks. Returns true if the call is finished. Throws the
+  /// call's Error if the call has failed.
   bool done();
-  /// Makes progress until the call is done. Throws the call's Error; after the deadline it throws timeout.
+  /// Makes progress until the call is done. Throws the call's Error. After the deadline it throws timeout.
   void wait();
   /// Like wait(), but returns false if the call is still pending after `limit`.
   bool wait_for(Duration limit);
-  /// Makes `stream` wait for the call; Stream{} means the default stream of the group's device. With a stream
-  /// backend the host does not wait, and the Work stays pending: wait() or done() still report how the call
+  /// Makes `stream` wait for the call. Stream{} means the default stream of the group's device. With a stream
+  /// backend the host does not wait, and the Work stays pending. wait() or done() still report how the call
   /// ended. With other backends the host waits here.
   void wait_on(Stream stream);
   /// weft calls f exactly once, when the call has ended (coalesced calls: when all have ended): `f(nullptr)`,
@@ -103,14 +103,14 @@ class [[nodiscard]] Work {
   /// the order in which they were given to then(). If the call has ended already, or this Work is invalid,
   /// then() itself calls f at once.
   ///
-  /// f runs in the thread that took the last step of the call: a thread that waits for or polls any call of
-  /// this rank, or, with Progress::thread, the helper thread. That thread holds no lock, so f may submit
-  /// calls and call done(). f should be short, because the thread makes no progress meanwhile. f must not
-  /// wait for a call of its own group (bad_argument), nor destroy the group. wait() returns, and done() and
-  /// wait_for() return true, only after f has returned; so f may refer to objects that exist as long as the
-  /// Work.
+  /// f runs in the thread that took the last step of the call. This is a thread that waits for or polls any
+  /// call of this rank, or, with Progress::thread, the helper thread. That thread holds no lock, so f may
+  /// submit calls and call done(). f should be short, because the thread makes no progress meanwhile. f must
+  /// not wait for a call of its own group (bad_argument), nor destroy the group. wait() returns, and done()
+  /// and wait_for() return true, only after f has returned. So f may refer to objects that exist as long as
+  /// the Work.
   ///
-  /// If f throws and the call succeeded, wait(), done() or wait_for() of this Work throws the exception; if
+  /// If f throws and the call succeeded, wait(), done() or wait_for() of this Work throws the exception. If
   /// the call failed or the Work was destroyed, weft logs the exception as a warning. If then() itself calls
   /// f, then() throws the exception.
   template <std::invocable<const Error*> F>
@@ -166,18 +166,18 @@ class [[nodiscard]] Work {
       see((*more_)[i].slot, (*more_)[i].ticket);
   }
   GroupState* group_ = nullptr;  // counted once for each call; if null, there are no further calls either
-  // The slot in the lower 8 bits and the source above them, written as one word: a processor that has just
+  // The slot in the lower 8 bits and the source above them, written as one word. A processor that has just
   // written a part of a word must wait before it can read the whole word.
   std::uint32_t place_ = kNoSource << 8;
   std::uint32_t ticket_ = 0;                    // the generation of the slot that belongs to this call
   std::unique_ptr<detail::FurtherCalls> more_;  // coalesced calls after the first one
-  // Owned; null: there are no callbacks. If there is no group, the calls have ended, but some callbacks may
+  // Owned. Null if there are no callbacks. If there is no group, the calls have ended, but some callbacks may
   // still have to run. It also holds the sources that receives from any_source have found.
   detail::WorkCallbacks* callbacks_ = nullptr;
 };
 
 /// Waits for all of the Works, of one group or of several, in any order. If some fail, it throws the Error of
-/// the first of these in the list, after all have ended: no Work is pending or valid afterwards. The Works
+/// the first of these in the list, after all have ended. No Work is pending or valid afterwards. The Works
 /// must be lvalues: `wait_all(g.all_reduce(a), g.all_reduce(b))` does not compile, because ranks might submit
 /// the two calls in different orders.
 void wait_all(std::span<Work> works);
@@ -186,7 +186,7 @@ void wait_all(Work& first, Works&... works) {
   Work* const all[] = {&first, &works...};
   detail::wait_all(all);
 }
-/// Like wait_all(), but waits at most `limit`: returns false if Works are still pending, which stay valid. If
+/// Like wait_all(), but waits at most `limit`. Returns false if Works are still pending; these stay valid. If
 /// a call has failed, it throws the Error when all have ended or the limit has passed, even if some are
 /// pending.
 bool wait_all_for(std::span<Work> works, Duration limit);

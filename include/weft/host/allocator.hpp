@@ -7,12 +7,12 @@
 
 namespace weft {
 
-/// Two functions and their first argument. Set both functions, or neither: without them weft allocates memory
+/// Two functions and their first argument. Set both functions, or neither. Without them weft allocates memory
 /// itself.
 ///
-/// For each block of local memory weft calls allocate() once, and deallocate() once when the last owner of
-/// the block is destroyed. weft keeps no free block for later. All training steps allocate the same sizes, so
-/// if the allocator keeps free blocks, a step does not pay for the first touch of pages.
+/// For each block of local memory weft calls allocate() once. It calls deallocate() once, when the last owner
+/// of the block is destroyed. weft keeps no free block for later. All training steps allocate the same sizes.
+/// So if the allocator keeps free blocks, a step need not touch new pages.
 ///
 /// weft takes the following memory from the allocator: each Storage and Tensor in Memory::local on the CPU
 /// (weights, optimizer states, activations and everything else that a Frame keeps and no other rank maps),
@@ -28,14 +28,14 @@ namespace weft {
 /// checkpoint is read or written; and control objects (groups, calls, layouts, names, traces), for which weft
 /// uses operator new.
 ///
-/// Any thread may call both functions; several threads may call them at once, and may hold locks of weft, so
+/// Any thread may call both functions. Several threads may call them at once, and may hold locks of weft. So
 /// the functions must not call weft. The caller must keep the functions valid as long as the Context. In a
 /// child made by fork() weft does not call them for memory of the parent.
 struct Allocator {
-  /// Returns `bytes` uninitialised bytes at a multiple of `alignment`. `alignment` is 64; `bytes` is a
-  /// multiple of `alignment` and not 0. If the function throws, or returns null or a misaligned address
-  /// (which weft passes to deallocate() at once), the allocating call throws an Error `system` that gives
-  /// bytes and alignment.
+  /// Returns `bytes` uninitialised bytes at a multiple of `alignment`. `alignment` is 64. `bytes` is a
+  /// multiple of `alignment` and not 0. The function may throw, or return null or a misaligned address (which
+  /// weft passes to deallocate() at once). The allocating call then throws an Error `system` that gives bytes
+  /// and alignment.
   void* (*allocate)(void* data, std::size_t bytes, std::size_t alignment) = nullptr;
   /// Takes back a block that allocate() returned, with the same `bytes` and `alignment`. weft logs an
   /// exception as a warning and does not pass it on.

@@ -1,4 +1,4 @@
-// The means by which one rank computes: its device, its threads, and objects that higher layers keep for the
+// The device and the threads with which one rank computes, and objects that higher layers keep for the
 // rank.
 #pragma once
 
@@ -13,9 +13,9 @@
 
 namespace weft {
 
-/// The means by which one rank computes. The program sets the number of threads; weft does not guess it. One
-/// thread at a time may use a Compute. The Compute must outlive everything that was made with it; the Context
-/// must outlive the Compute.
+/// The device and the threads with which one rank computes. The program sets the number of threads. weft does
+/// not guess it. One thread at a time may use a Compute. The Compute must exist longer than everything that
+/// was made with it. The Context must exist longer than the Compute.
 class Compute {
  public:
   /// Makes a new stream on `device`. Throws bad_argument unless 1 <= threads <= 4096, and the errors of
@@ -32,7 +32,7 @@ class Compute {
   /// The stream on which this rank's kernels and copies run, and on which its tensors are ordered.
   Stream stream() const noexcept { return stream_; }
   DeviceRuntime& runtime() const noexcept { return *runtime_; }
-  /// Makes the host wait for all work that this rank has begun on its device; throws the error of work that
+  /// Makes the host wait for all work that this rank has begun on its device. Throws the error of work that
   /// has failed there.
   void wait() const;
 

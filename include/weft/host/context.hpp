@@ -21,18 +21,18 @@ class ContextAccess;  // of weft's own layers
 }
 
 struct ContextOptions {
-  LogLevel log_level = LogLevel::warning;  ///< the level of all layers; WEFT_LOG overrides it if set
+  LogLevel log_level = LogLevel::warning;  ///< the level of all layers, unless WEFT_LOG is set
   LogSink log_sink = {};                   ///< empty: stderr
-  /// Address space of each segment of shared memory, from 1 to 2^62, rounded up to pages; weft halves it if
-  /// the system refuses.
+  /// Address space of each segment of shared memory, from 1 to 2^62, rounded up to pages. If the system
+  /// refuses it, weft halves it.
   std::size_t segment_bytes = std::size_t{1} << 30;
   /// levels of single layers, in the syntax of WEFT_LOG: "store=debug,dp=error"
   std::string log_levels = {};
-  /// the source of local memory; if empty, weft uses its own allocator, which keeps free blocks
+  /// the source of local memory; if it is empty, weft uses its own allocator, which keeps free blocks
   Allocator allocator = {};
 };
 
-/// Thread-safe. A Context must outlive every Storage, Tensor and ProcessGroup made with it.
+/// Thread-safe. A Context must exist longer than every Storage, Tensor and ProcessGroup made with it.
 class Context {
  public:
   explicit Context(ContextOptions options = {});
@@ -51,7 +51,7 @@ class Context {
   bool forked() const noexcept { return *fork_mark_ == 0; }
 
   /// Adds a device; the Context owns it. Throws bad_argument if the Context already has a device of that
-  /// name. The CPU is always there.
+  /// name. The CPU is always a device of the Context.
   void add_device(std::unique_ptr<DeviceRuntime> runtime);
   /// Throws unsupported if the device was not added: `device cuda:1 is not in this Context, which has cpu,
   /// cuda:0; …`.

@@ -1,6 +1,6 @@
 // The interface of a device for weft: memory, copies and streams. The CPU is a device, too. To add a device,
 // derive from this class and add the object to the Context. The device's kernels are a separate table
-// (weft/nn/kernels.hpp); collectives on its memory need a transport that moves this memory
+// (weft/nn/kernels.hpp). Collectives on its memory need a transport that moves this memory
 // (weft/backends/backend.hpp).
 #pragma once
 
@@ -11,9 +11,9 @@
 
 namespace weft {
 
-/// `count` rows of `bytes` bytes each, as in cudaMemcpy2D: row i begins i * from_pitch bytes after the first
-/// row in the source, and i * to_pitch bytes after it in the destination. A pitch is at least `bytes`; with a
-/// single row the pitches do not matter.
+/// `count` rows of `bytes` bytes each, as in cudaMemcpy2D. In the source, row i begins i * from_pitch bytes
+/// after the first row; in the destination, i * to_pitch bytes after it. A pitch is at least `bytes`. With a
+/// single row the pitches have no effect.
 struct Rows {
   std::size_t bytes = 0;
   std::int64_t count = 1;
@@ -21,16 +21,16 @@ struct Rows {
 };
 
 /// A device. Several threads may call the functions at once. A function that takes a stream (of this device;
-/// see Stream) may return before its work is done; the work runs after all work that was queued on the stream
+/// see Stream) may return before its work is done. The work runs after all work that was queued on the stream
 /// before. If the work fails after the function has returned, the next wait() throws the error.
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
-  /// The device; the result never changes.
+  /// The device. The result never changes.
   virtual Device device() const noexcept = 0;
 
-  /// Returns uninitialised memory for work that is queued on `stream` after this call, at least 64-byte
-  /// aligned; never null, even for 0 bytes. Throws system, with the size, if the memory cannot be allocated.
+  /// Returns uninitialised memory for work that is queued on `stream` after this call. It is at least 64-byte
+  /// aligned and never null, even for 0 bytes. Throws system, with the size, on failure.
   virtual void* allocate(std::size_t bytes, Stream stream) = 0;
   /// Frees memory of allocate(), with the same `bytes` and `stream`. Work that was queued on the stream
   /// before this call may still use the memory.

@@ -1,5 +1,5 @@
-// Where a layer finds its functions for a device: each layer has a table of function pointers for each
-// device. The code that adds the device provides the tables.
+// For each device, each layer has a table of function pointers. This file has the place of these tables. The
+// code that adds the device provides the tables.
 #pragma once
 
 #include <mutex>

@@ -1,4 +1,4 @@
-// A doorbell: one word of shared memory that a rank sleeps on and that its peers ring. Thread-safe.
+// A doorbell: one word of shared memory on which a rank sleeps and that its peers ring. Thread-safe.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// The operation on a tensor between two modules: an interface, and its most common kind, a redistribution
-// along axes of a mesh in forward and its adjoint in backward. Collective among the ranks of the axes; one
-// thread per rank.
+// The operation on a tensor between two modules. There is an interface, and its most common kind: a
+// redistribution along axes of a mesh in forward and its adjoint in backward. Collective among the ranks of
+// the axes. One thread per rank.
 #pragma once
 
 #include <memory>
@@ -17,12 +17,12 @@ class Boundary {
   virtual ~Boundary() = default;
 
   /// Begins to convert x to its form after the boundary. Throws layout if x is not in the form that the
-  /// boundary expects: `"layers.0.mlp": x is Replicate on tp=2; expected Shard(2)`; `what` is the name of x
+  /// boundary expects: `"layers.0.mlp": x is Replicate on tp=2; expected Shard(2)`. `what` is the name of x
   /// in the text.
   virtual Transfer start_forward(const Tensor& x, const TensorName& what) const = 0;
-  /// Begins the adjoint: from the gradient of the output to the gradient of the input.
+  /// Begins the adjoint, which converts the gradient of the output to the gradient of the input.
   virtual Transfer start_backward(const Tensor& dy, const TensorName& what) const = 0;
-  /// The layout of the output for an input with this layout. Pure arithmetic; throws the layout errors of
+  /// The layout of the output for an input with this layout. Pure arithmetic. Throws the layout errors of
   /// start_forward().
   virtual LayoutRef out_layout(const LayoutRef& in, const TensorName& what) const = 0;
 
@@ -41,7 +41,7 @@ class Boundary {
 using BoundaryRef = std::shared_ptr<const Boundary>;
 
 /// A redistribution from placement `from` to placement `to` along `axes`. The layout of a gradient states its
-/// form. Backward redistributes the gradient to the form that `from` needs, so the adjoint is right for every
+/// form. Backward redistributes the gradient to the form that `from` needs. So the adjoint is right for every
 /// form of the gradient:
 ///
 ///   value       its gradient may come as                                  and is given on as
@@ -51,10 +51,10 @@ using BoundaryRef = std::shared_ptr<const Boundary>;
 ///   Partial     Replicate: every contribution has the sum's gradient      Replicate
 ///
 /// On axes of one rank, forward and backward only change the layout, and a plain tensor passes unchanged. The
-/// placements on all other axes stay as they are.
+/// placements on all other axes do not change.
 class RedistributeBoundary final : public Boundary {
  public:
-  /// `axes`: a sub-mesh of one or more axes, which all have the same placement; if several of them shard a
+  /// `axes`: a sub-mesh of one or more axes, which all have the same placement. If several of them shard a
   /// dimension, they nest in their order. A negative dimension counts from the end. Throws layout for a
   /// Partial that is not a sum, because its adjoint differs.
   RedistributeBoundary(DeviceMesh axes, Placement from, Placement to);
@@ -74,7 +74,7 @@ class RedistributeBoundary final : public Boundary {
 };
 
 /// The usual boundaries. f and g are those of Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3. A
-/// negative `dim` counts from the end: -1 is the last dimension, the features, of a tensor of any rank.
+/// negative `dim` counts from the end: -1 is the last dimension (the features) of any tensor.
 namespace boundary {
 
 /// f: forward the identity; backward Partial → Replicate, an all-reduce.

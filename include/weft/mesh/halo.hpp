@@ -1,5 +1,5 @@
-// Halos of fields that a program stores with their ghost cells: an array holds this rank's part and, around
-// it, copies of elements that other ranks hold. For simulations; models use Window (weft/mesh/window.hpp).
+// Halos of fields that a program stores with their ghost cells. An array holds this rank's part and, around
+// it, copies of elements that other ranks hold. For simulations. Models use Window (weft/mesh/window.hpp).
 // One thread per rank uses it.
 #pragma once
 
@@ -28,7 +28,7 @@ struct HaloFields;
 ///   std::vector<double> cells(halo.shape().count());
 ///   halo.exchange(view(cells.data(), halo.shape()));
 ///
-/// With edge none the ghost cells beyond an end of the global tensor stay as they are: the program sets the
+/// With edge none the ghost cells beyond an end of the global tensor do not change: the program sets the
 /// boundary condition itself.
 class Halo {
  public:
@@ -38,7 +38,7 @@ class Halo {
 
   /// The shape of this rank's array: its part and the ghost cells.
   const Shape& shape() const noexcept { return shape_; }
-  /// Where this rank's part lies in that array (inner), and where it begins in the global tensor (offset).
+  /// The place of this rank's part in that array (inner), and its place in the global tensor (offset).
   const Box& inner() const noexcept { return inner_; }
   const Dims& offset() const noexcept { return offset_; }
   /// This rank's part of an array.
@@ -46,7 +46,7 @@ class Halo {
   ConstTensorView inner(const ConstTensorView& cells) const;
 
   /// Fills the ghost cells of one or several arrays of shape shape(), with any dtypes and strides. Until
-  /// finish() the program may read the inner cells, but not write them; it may neither read nor write ghost
+  /// finish() the program may read the inner cells, but not write them. It may neither read nor write ghost
   /// cells. Collective like Window::start(). start() and finish() throw the errors of Window::start(), with
   /// "halo:" in place of "window:". If an exchange of a field is still in flight, start() throws `halo: the
   /// ghost cells of field 1 are still written by an exchange in flight; finish that one first`.
@@ -57,14 +57,14 @@ class Halo {
 
   /// The adjoint of start(), in place: each ghost cell is added to the inner cell of which start() makes it a
   /// copy, on the rank that holds that cell. An inner cell gets the contributions of rank 0 first, then those
-  /// of rank 1, and so on; contributions of this rank's own ghost cells (beyond a periodic end, for example)
+  /// of rank 1, and so on. Contributions of this rank's own ghost cells (beyond a periodic end, for example)
   /// are added when it is this rank's turn. The contributions of one rank are added in the order of
-  /// Window::start_adjoint(). So the bits do not depend on timing. Ghost cells stay as they are; ghost cells
+  /// Window::start_adjoint(). So the bits do not depend on timing. Ghost cells do not change. Ghost cells
   /// that start() sets to a number are not added to any cell. Only cells near the border change. For
-  /// integers, which wrap, and for f64, f32, bf16 and f16; bf16 and f16 are added in f32 and rounded once. In
-  /// host memory only. Until finish() the program may read ghost cells, and may neither read nor write inner
-  /// cells within reach of another rank's halo. Use it for forces and masses of nodes that ranks share, and
-  /// for gradients.
+  /// integers, which wrap, and for f64, f32, bf16 and f16. bf16 and f16 are added in f32 and rounded once. In
+  /// host memory only. Until finish() the program may read ghost cells, but it may neither read nor write
+  /// inner cells within reach of another rank's halo. Use it for forces and masses of nodes that ranks share,
+  /// and for gradients.
   WindowTransfer start_add(std::span<const TensorView> fields) const;
   WindowTransfer start_add(const TensorView& field) const { return start_add(std::span(&field, 1)); }
   void add(std::span<const TensorView> fields) const { start_add(fields).finish(); }

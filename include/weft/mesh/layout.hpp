@@ -1,5 +1,5 @@
-// How a tensor lies over a mesh: one placement per axis of the root mesh, the order in which axes nest, and
-// the shape of the global tensor. Pure arithmetic; any thread may call the functions.
+// The distribution of a tensor over a mesh: one placement per axis of the root mesh, the order in which axes
+// nest, and the shape of the global tensor. Pure arithmetic. Any thread may call the functions.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@
 
 namespace weft {
 
-/// A dimension in which several matrices stand one after the other, such as the rows of a fused [q|k|v] or
-/// [gate|up] weight: each segment is cut separately, so that every rank has a part of every segment.
+/// A dimension that consists of several matrices, such as the rows of a fused [q|k|v] or [gate|up] weight.
+/// Each segment is cut separately, so that every rank has a part of every segment.
 struct Segments {
   int dim = 0;
   /// in order; they add up to the dimension. Empty: one segment, the whole dimension
@@ -27,7 +27,7 @@ struct Segments {
   friend bool operator==(const Segments&, const Segments&) = default;
 };
 
-/// A rectangular part of a tensor: where it begins, and how long it is, in each dimension.
+/// A rectangular part of a tensor: its begin and its length in each dimension.
 struct Box {
   Dims offset;
   Shape shape;
@@ -39,7 +39,7 @@ struct Box {
 struct LayoutSpec {
   Placements placements;  ///< one per axis of the root mesh
   Shape global;           ///< the shape of the global tensor
-  /// The indices of all axes of the root. Axes that shard the same dimension nest in this order: the first
+  /// The indices of all axes of the root. Axes that shard the same dimension nest in this order. The first
   /// axis cuts the dimension, and each later axis cuts the parts of the axis before it (7 elements on [2 x
   /// 2]: 4 + 3, then 2 + 2 and 2 + 1). Axes that do not share a dimension are in the order of the root.
   std::vector<int> nesting;
@@ -47,7 +47,7 @@ struct LayoutSpec {
   friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
 };
 
-/// Immutable and interned: equal layouts of one root mesh are one object, so a LayoutRef compares by pointer.
+/// Immutable and interned: equal layouts of one root mesh are one object. So a LayoutRef compares by pointer.
 /// A layout exists as long as a LayoutRef refers to it, and keeps its mesh. make_layout() makes a Layout.
 ///
 /// By default axes that shard one dimension nest in the order of the root's axes, which is right for batches.
@@ -61,9 +61,9 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   /// The axes and sizes of the root mesh.
   const MeshShape& mesh_shape() const noexcept;
 
-  /// The part that a rank of the root mesh holds, as boxes of the global tensor: one box, or one for each
-  /// segment, in the order of the segments. A box may be empty. Axes with Partial or Replicate cut nothing.
-  /// Without an argument: the part of this rank.
+  /// The part that a rank of the root mesh holds, as boxes of the global tensor. It is one box, or one for
+  /// each segment, in the order of the segments. A box may be empty. Axes with Partial or Replicate cut
+  /// nothing. Without an argument, the part of this rank.
   std::vector<Box> parts(int rank) const;
   std::vector<Box> parts() const;
   /// The shape of the tensor that a rank holds: its boxes joined along the segmented dimension.
@@ -79,7 +79,7 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   bool partial() const noexcept;     ///< on any axis
 
   /// This layout with other placements on some axes or on all axes, or with another global shape. The results
-  /// are interned. If `axes` has several axes, they nest in their order; otherwise the nesting stays.
+  /// are interned. If `axes` has several axes, they nest in their order. Otherwise the nesting stays.
   /// with_global() throws layout if the segmented dimension would change.
   LayoutRef with(std::string_view axis, const Placement& placement) const;
   LayoutRef with(const DeviceMesh& axes, const Placement& placement) const;
@@ -87,16 +87,16 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   LayoutRef with_global(const Shape& global) const;
   /// This layout, but `axes` shard dimension `dim` inside all other axes that shard it.
   LayoutRef shard_inside(const DeviceMesh& axes, int dim) const;
-  /// This layout, but the named axes nest in this order, outermost first; the other axes stay where they are.
+  /// This layout, but the named axes nest in this order, outermost first. The other axes do not move.
   LayoutRef nested(std::initializer_list<std::string_view> axes) const;
   LayoutRef nested(std::span<const std::string_view> axes) const;
   /// This layout, but dimension `dim` consists of segments of these sizes. Throws layout if the sizes do not
   /// add up to the dimension.
   LayoutRef segmented(int dim, std::vector<std::int64_t> sizes) const;
-  /// The layout of the same elements as a tensor of another shape. Each rank keeps its elements in place: for
+  /// The layout of the same elements as a tensor of another shape. Each rank keeps its elements in place. For
   /// example, (b, s, h·d) Shard(2) becomes (b, s, h, d) Shard(2), and back, if the cuts are at the borders of
   /// heads. A cut of one dimension stays a cut of one dimension. The new layout keeps segments if their
-  /// dimension is cut; otherwise it keeps them if possible. Throws layout if a rank's part would not be a
+  /// dimension is cut. Otherwise it keeps them if possible. Throws layout if a rank's part would not be a
   /// part of a tensor of that shape (`layout: (2, 36) as [tp: Shard(1)] becomes (2, 6, 6), of which no
   /// dimension is cut on tp=4 where that is cut: a boundary must gather it first`), and for a shape of
   /// another number of elements. For tensors: reshape(), weft/mesh/reshape.hpp.
@@ -122,7 +122,7 @@ std::string to_string(const Layout& layout);
 /// commute (Partial(sum) on one axis, Partial(max) on another).
 LayoutRef make_layout(const DeviceMesh& mesh, Placements placements, const Shape& global);
 /// Like the function above, with named axes: make_layout(mesh, {{"tp", Shard{0}}}, {8, 4}). `mesh` may be a
-/// sub-mesh; the layout is for its root. Axes that are not named are Replicate.
+/// sub-mesh. The layout is for its root. Axes that are not named are Replicate.
 LayoutRef make_layout(const DeviceMesh& mesh,
                       std::initializer_list<std::pair<std::string_view, Placement>> placements,
                       const Shape& global);
@@ -130,12 +130,12 @@ LayoutRef make_layout(const DeviceMesh& mesh,
 LayoutRef replicated_layout(const DeviceMesh& mesh, const Shape& global);
 
 /// States that `local` is this rank's part of a tensor of that layout (PyTorch: DTensor.from_local). No data
-/// moves. Throws layout, naming both shapes, if the part has another shape: `as_layout: the tensor is (3, 4);
-/// rank 1 of (7, 4) as [dp: Shard(0)] holds (2, 4)`; bad_argument if it has no memory or `layout` is null.
+/// moves. Throws layout if the part has another shape: `as_layout: the tensor is (3, 4); rank 1 of (7, 4) as
+/// [dp: Shard(0)] holds (2, 4)`. Throws bad_argument if it has no memory or `layout` is null.
 Tensor as_layout(const Tensor& local, const LayoutRef& layout);
 
 /// The placement of a tensor on `axes` (a sub-mesh of one or more axes, which all have the same placement). A
-/// plain tensor, which has no layout, counts as Replicate on axes of one rank; on axes of several ranks it
+/// plain tensor, which has no layout, counts as Replicate on axes of one rank. On axes of several ranks it
 /// gives a layout error: `<what> is a plain tensor; on tp=2 it needs a layout, which says what part of the
 /// whole it is`.
 Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const TensorName& what);
@@ -145,7 +145,7 @@ inline Placement placement_on(const Tensor& t, const DeviceMesh& axes, const Ten
 
 /// Throws a layout error unless the tensor has the placement `expected` on `axes`, nested in the order of
 /// `axes`: `<what> is Replicate on tp=2; expected Shard(2)`. `what` names the layer and the tensor:
-/// "layers.0.mlp.down: x". On axes of one rank every placement means the same, so it checks nothing. Also
+/// "layers.0.mlp.down: x". On axes of one rank all placements mean the same, so it checks nothing. Also
 /// throws layout if `axes` belong to another mesh.
 void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,
                    const TensorName& what);

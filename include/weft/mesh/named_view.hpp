@@ -1,4 +1,4 @@
-// A view of a tensor in any memory, with a name and a layout: functions that work on any list of tensors take
+// A view of a tensor in any memory, with a name and a layout. Functions that work on any list of tensors take
 // such views.
 #pragma once
 
@@ -17,7 +17,7 @@ struct BasicNamedView {
   std::string_view name;  ///< "layers.0.mlp.up_proj.weight"
   /// This rank's part, with the shape layout->local_shape() and any dtype.
   BasicView<Byte> data;
-  /// The layout of the elements over the mesh; null: only this rank has them.
+  /// The layout of the elements over the mesh. Null if only this rank has them.
   LayoutRef layout = nullptr;
 
   operator BasicNamedView<const std::byte>() const requires(!std::is_const_v<Byte>) {

@@ -14,12 +14,12 @@ namespace weft {
 struct Replicate {
   friend bool operator==(const Replicate&, const Replicate&) = default;
 };
-/// Dimension `dim` is cut into as many parts as the axis has ranks; see Chunk for their sizes.
+/// Dimension `dim` is cut into as many parts as the axis has ranks. Chunk gives their sizes.
 struct Shard {
   int dim = 0;
   friend bool operator==(const Shard&, const Shard&) = default;
 };
-/// Each rank holds a contribution of full size; the value is their combination by `op`.
+/// Each rank holds a contribution of full size. The value is their combination by `op`.
 struct Partial {
   ReduceOp op = ReduceOp::sum;
   friend bool operator==(const Partial&, const Partial&) = default;

@@ -1,5 +1,5 @@
 // Moves a tensor from one layout to another, and between the global tensor and a rank's part. Collective
-// among the ranks of the axes whose placement changes: all of these ranks must call the functions in the same
+// among the ranks of the axes whose placement changes. All of these ranks must call the functions in the same
 // order, from one thread per rank.
 #pragma once
 
@@ -12,8 +12,8 @@ namespace weft {
 ///
 /// - Replicate → Shard: each rank keeps its part
 /// - Replicate → Partial: for sum, rank 0 of the axis keeps its values and the others hold zeros; for avg,
-///   min and max all ranks keep their values; for other reductions it throws layout, because no contributions
-///   give the value
+/// min and max all ranks keep their values; for other reductions it throws layout, because no contributions
+/// give the value
 /// - Shard(i) → Replicate: all-gather
 /// - Shard(i) → Shard(j): all-to-all, each pair of ranks exchanges a block
 /// - Shard(i) → Partial: as Shard(i) → Replicate → Partial
@@ -27,13 +27,13 @@ namespace weft {
 /// unequal parts are padded. Reductions run in the backend's native order, which on shm is canonical. The
 /// result always has the same bits on all ranks.
 ///
-/// All work is done on the device of `in`, whose memory the groups of the mesh must move, ordered on its
-/// stream. Any dtype may move; reductions need a dtype that the backend reduces. Tensors that are sent to
-/// other ranks are allocated in Memory::shared. If nothing moves, the result may share the storage of `in`.
-/// `in` is not written; the Transfer keeps it until the end. Throws layout if `in` is plain or does not have
-/// the local shape of its layout, or if `to` has another mesh or global shape; bad_argument if `in` has no
-/// memory. Each exchange carries a digest of both layouts: if ranks gave different layouts, it throws
-/// mismatch, even if their messages have equal sizes.
+/// All work is done on the device of `in`, whose memory the groups of the mesh must move. It is ordered on
+/// the stream of `in`. Tensors of any dtype may be moved. Reductions need a dtype that the backend reduces.
+/// Tensors that are sent to other ranks are allocated in Memory::shared. If nothing moves, the result may
+/// share the storage of `in`. `in` is not written. The Transfer keeps it until the end. Throws layout if `in`
+/// is plain or does not have the local shape of its layout, or if `to` has another mesh or global shape.
+/// Throws bad_argument if `in` has no memory. Each exchange carries a digest of both layouts. If ranks gave
+/// different layouts, it throws mismatch, even if their messages have equal sizes.
 Transfer start_redistribute(const Tensor& in, const LayoutRef& to);
 /// Like the function above. The first of these functions takes new placements, one per axis of the tensor's
 /// root mesh. The second changes the placement only on `axes`, a sub-mesh of one or more axes of the tensor's
@@ -51,8 +51,8 @@ Tensor redistribute(const Tensor& in, const DeviceMesh& axes, const Placement& t
 /// ordered on `stream` of that device (Stream{}: its default stream). The caller must keep `in` and `out`
 /// alive until finish(), which writes `out` last and returns a tensor that borrows `out`. `in` and `out` may
 /// overlap only if both begin at the same address. Throws layout if `in` or `out` does not have the local
-/// shape of its layout; bad_argument if memory is missing, dtypes or devices differ, or memory overlaps
-/// otherwise.
+/// shape of its layout. Throws bad_argument if memory is missing, dtypes or devices differ, or memory
+/// overlaps otherwise.
 Transfer start_redistribute(const ConstTensorView& in, const LayoutRef& from, const TensorView& out,
                             const LayoutRef& to, Stream stream = {});
 void redistribute(const ConstTensorView& in, const LayoutRef& from, const TensorView& out,
@@ -63,7 +63,7 @@ void redistribute(const ConstTensorView& in, const LayoutRef& from, const Tensor
 Tensor full(const Tensor& in);
 
 /// Returns this rank's part of `whole`, a global tensor of which every rank has the same copy. No
-/// communication. Throws layout if the shapes differ; bad_argument if `layout` is null.
+/// communication. Throws layout if the shapes differ, and bad_argument if `layout` is null.
 Tensor distribute(const Tensor& whole, const LayoutRef& layout);
 
 }  // namespace weft

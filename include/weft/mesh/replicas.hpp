@@ -15,16 +15,16 @@ namespace weft {
 /// this thread reads). Ranks exchange hashes of the contents by one small all-gather: a few 64-bit words for
 /// any number of tensors. If these words differ, a second all-gather finds the tensor that differs.
 ///
-/// Throws mismatch on all ranks of `axes` if a replica has drifted: `check_replicas: "w" is Replicate on
-/// dp=3, but on dp rank 1 it has other bits`; Error::ranks() are the ranks whose bits differ from the most
-/// frequent bits, or, if there are no most frequent bits, all ranks that hold a replica. Also throws mismatch
-/// if the ranks gave different tensors or another order; the text names the first tensor that differs in
-/// name, dtype or layout.
+/// Throws mismatch on all ranks of `axes` if a replica differs: `check_replicas: "w" is Replicate on dp=3,
+/// but on dp rank 1 it has other bits`. Error::ranks() are the ranks whose bits differ from the most frequent
+/// bits. If there are no most frequent bits, they are all ranks that hold a replica. Also throws mismatch if
+/// the ranks gave different tensors or another order. The text names the first tensor that differs in name,
+/// dtype or layout.
 ///
 /// Throws layout for a tensor without a layout on axes of several ranks, for a layout over another mesh, and
-/// for a shape that is not layout->local_shape(); bad_argument for a view that is not contiguous, has no
-/// memory or is not on the device of `compute`; and for an empty mesh. A mistake on one rank alone is an
-/// error of the same code on all ranks: `check_replicas: dp rank 1 failed: …`, except for an empty mesh.
+/// for a shape that is not layout->local_shape(). Throws bad_argument for a view that is not contiguous, has
+/// no memory or is not on the device of `compute`, and for an empty mesh. A mistake on one rank alone is an
+/// error of the same code on all ranks: `check_replicas: dp rank 1 failed: …`. An empty mesh is an exception.
 ///
 /// On a device, the check is ordered on the Compute's stream: it reads the values that earlier work on that
 /// stream has written. The values are copied to the host in blocks and compared on the host, which waits.

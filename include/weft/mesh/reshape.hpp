@@ -1,4 +1,4 @@
-// Gives tensors, and views that have a layout, another shape or another order of dimensions; the layout
+// Gives tensors, and views that have a layout, another shape or another order of dimensions. The layout
 // changes with them. No communication, and no element moves. The arithmetic is Layout::reshaped() and
 // Layout::transposed(). Any thread.
 #pragma once

@@ -1,4 +1,4 @@
-// The name of a tensor in error texts. Each call makes a TensorName, so it builds its text only if there is
+// The name of a tensor in error texts. Each call makes a TensorName. So it builds its text only if there is
 // an error.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace weft {
 
-/// Borrows its parts, which must be valid until the call returns.
+/// A TensorName borrows its parts, which must be valid until the call returns.
 class TensorName {
  public:
   /// The whole name: "x", "layers.0.mlp: x"
@@ -20,7 +20,7 @@ class TensorName {
   TensorName(std::string_view module_path, std::string_view tensor) noexcept
       : path_(module_path), tensor_(tensor), of_module_(true) {}
 
-  /// A tensor of a parameter, after some words: `optimizer: the gradient of "w"`
+  /// A tensor of a parameter, with some words before it: `optimizer: the gradient of "w"`
   static TensorName of(std::string_view words, std::string_view path) noexcept {
     TensorName name(path, "");
     name.before_ = words;

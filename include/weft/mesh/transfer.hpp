@@ -1,4 +1,4 @@
-// A tensor that is on its way to another layout.
+// A tensor that is being moved to another layout.
 #pragma once
 
 #include <memory>
@@ -7,17 +7,17 @@
 
 namespace weft {
 
-/// A transfer that start_redistribute() or a Boundary begins, and finish() ends. Several transfers may be in
-/// flight; all ranks must begin and finish them in the same order, and in the same order relative to other
+/// A transfer that start_redistribute() or a Boundary begins. finish() ends it. Several transfers may be in
+/// flight. All ranks must begin and finish them in the same order, and in the same order relative to other
 /// calls of the same groups. Used by one thread. If an unfinished Transfer is destroyed, the group in which
 /// it communicates fails, as with an unfinished Work.
 ///
 /// A Transfer of several steps (a gather, then a reduction) begins the first step at once and the others in
-/// finish(). If it began a step as soon as the step before is done, ranks would begin this step in different
-/// orders relative to other calls. With one step, the usual case, all communication begins at once.
+/// finish(). If it began a step as soon as the previous step is done, ranks would begin this step in
+/// different orders relative to other calls. With one step, the usual case, all communication begins at once.
 class Transfer {
  public:
-  /// The steps of a transfer; each kind of boundary has its own.
+  /// The steps of a transfer. Each kind of boundary has its own class.
   class Steps {
    public:
     virtual ~Steps() = default;

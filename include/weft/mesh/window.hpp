@@ -1,7 +1,7 @@
-// Windows on a tensor that is cut over ranks: each rank gets the range of indices that it requests, from the
-// ranks that hold it, and beyond the ends of the tensor the values that an edge rule gives. Halo exchanges,
-// padding, cropping and resharding are such windows. A Window is pure layout arithmetic and one exchange. One
-// thread per rank uses a Window; functions that communicate say so.
+// Windows on a tensor that is cut over ranks. Each rank gets the range of indices that it requests, from the
+// ranks that hold it. Beyond the ends of the tensor it gets the values that an edge rule gives. Halo
+// exchanges, padding, cropping and resharding are such windows. A Window is pure layout arithmetic and one
+// exchange. One thread per rank uses a Window. Functions that communicate say so.
 #pragma once
 
 #include <cstdint>
@@ -24,10 +24,10 @@ struct IndexRange {
   std::int64_t size() const noexcept { return hi - lo; }
   friend bool operator==(const IndexRange&, const IndexRange&) = default;
 };
-/// Ranges one after the other: the indices that one part of a dimension holds, or that its ranks request.
+/// Ranges, one after the other: the indices that a part of a dimension holds, or its ranks request.
 using IndexRanges = std::vector<IndexRange>;
 
-/// The values beyond an end of a dimension of n elements; x[-1] and x[n] are the first of these values.
+/// The values beyond an end of a dimension of n elements. x[-1] and x[n] are the first of these values.
 struct Edge {
   enum class Kind : std::uint8_t {
     none,       ///< no values: a window that reaches there is an error
@@ -49,36 +49,36 @@ struct Edge {
   static Edge periodic() { return {Kind::periodic}; }
   static Edge reflect() { return {Kind::reflect}; }
   static Edge replicate() { return {Kind::replicate}; }
-  /// Rows of latitude go on beyond the pole on its other side, half a turn of longitude away: x[-1, j] =
-  /// x[0, j + m/2 mod m], x[-2, j] = x[1, …], where dimension `longitude_dim` has m elements, an even
-  /// number. For grids whose first row is half a step from the pole. At most n rows beyond the end. The rule
-  /// is for scalars: the components of a vector point the other way beyond a pole, and the rule does not
+  /// Beyond the pole, rows of latitude continue on its other side, half a turn of longitude away: x[-1, j] =
+  /// x[0, j + m/2 mod m], x[-2, j] = x[1, …]. Dimension `longitude_dim` has m elements, an even number. For
+  /// grids whose first row is half a step from the pole. At most n rows beyond the end. The rule is for
+  /// scalars. The components of a vector point in the opposite direction beyond a pole, and the rule does not
   /// change their signs.
   static Edge pole(int longitude_dim) { return {Kind::pole, 0, longitude_dim}; }
 
   friend bool operator==(const Edge&, const Edge&) = default;
 };
 
-/// How one dimension of a tensor is cut over axes of a mesh. Part p belongs to the ranks whose coordinates on
-/// these axes give the number p; the first axis is the outermost.
+/// The cut of one dimension of a tensor over axes of a mesh. Part p belongs to the ranks whose coordinates on
+/// these axes give the number p. The first axis is the outermost.
 struct PartitionDim {
   int dim = 0;
   std::vector<std::string> axes{};  ///< empty: the dimension is one part, which every rank has
   /// the indices that each part holds, in the order in which they lie in memory
   std::vector<IndexRanges> parts{};
 
-  /// Part p holds the indices begins[p] to begins[p + 1] - 1; the last of `begins` is the size of the
+  /// Part p holds the indices begins[p] to begins[p + 1] - 1. The last of `begins` is the size of the
   /// dimension: cut_at(0, {"y"}, {0, 3, 7, 8}) gives three parts of a dimension of 8.
   static PartitionDim cut_at(int dim, std::vector<std::string> axes, const std::vector<std::int64_t>& begins);
 };
 
-/// Where the elements of a tensor are: for each dimension that is cut, its parts, which may have any size and
-/// be empty. A program makes a Partition from a layout, or states parts that no layout can have (for example
-/// rows of latitude, numbered by the program). A value.
+/// The places of the elements of a tensor: for each dimension that is cut, its parts, which may have any size
+/// and be empty. A program makes a Partition from a layout, or states parts that no layout can have (for
+/// example rows of latitude, numbered by the program). A value.
 class Partition {
  public:
-  /// The partition of a layout. Throws layout if the layout is Partial on an axis of several ranks: `window:
-  /// x is Partial(sum) on tp=2; …`; bad_argument if `layout` is null.
+  /// The partition of a layout. Throws layout if the layout is Partial on an axis of several ranks:
+  /// `window: x is Partial(sum) on tp=2; …`. Throws bad_argument if `layout` is null.
   Partition(const LayoutRef& layout);  // NOLINT(google-explicit-constructor)
   /// Dimensions that are not named are whole on every rank. Throws bad_argument if a dimension is named twice
   /// or does not exist, an axis is not in the mesh or cuts two dimensions, the number of parts differs from
@@ -89,7 +89,7 @@ class Partition {
   const DeviceMesh& mesh() const noexcept { return mesh_; }  ///< the root
   const Shape& global() const noexcept { return global_; }
   std::span<const PartitionDim> dims() const noexcept { return dims_; }
-  /// The parts of dimension `dim`; if it is not cut, one part with all indices.
+  /// The parts of dimension `dim`. If it is not cut, one part with all indices.
   PartitionDim dim(int dim) const;
   /// The number of the part that this rank, or rank `rank` of the mesh, holds of a dimension.
   int part(int dim) const { return part(dim, mesh_.rank()); }
@@ -127,9 +127,9 @@ struct WindowField {
 
 /// An exchange in flight. All ranks must begin and finish their exchanges in the same order. Until finish()
 /// returns, the caller must keep alive all memory that the exchange reads or writes, and nobody else may
-/// write this memory. Destroying an unfinished WindowTransfer fails its group, as destroying an unfinished
-/// Work does. Errors of done() and finish(), including those of the group's calls, begin with the interface
-/// that the program called: `halo: ` or `window: `.
+/// write this memory. If an unfinished WindowTransfer is destroyed, its group fails, as with an unfinished
+/// Work. Errors of done() and finish(), including those of the group's calls, begin with the interface that
+/// the program called: `halo: ` or `window: `.
 class [[nodiscard]] WindowTransfer {
  public:
   /// The remaining steps.
@@ -167,38 +167,38 @@ struct WindowFields {
   std::span<const WindowField> fields;
 };
 
-/// The plan of an exchange: made once, used as often as needed. Two ranks exchange nothing if neither window
-/// needs elements of the other rank. On axes of one rank the exchange is a local copy. Otherwise it is an
-/// exchange (ProcessGroup::make_exchange) in the group of the axes that cut the named dimensions: a call of
-/// that group like any other, with its deadline, its number and its place in traces.
+/// The plan of an exchange. It is made once, and used as often as needed. Two ranks exchange nothing if
+/// neither window needs elements of the other rank. On axes of one rank the exchange is a local copy.
+/// Otherwise it is an exchange (ProcessGroup::make_exchange) in the group of the axes that cut the named
+/// dimensions. It is a call of that group like any other, with its deadline, its number and traces.
 ///
-/// The first start() of a Window waits for the first start() on the other ranks: the ranks compare their
+/// The first start() of a Window waits for the first start() on the other ranks. The ranks compare their
 /// arguments, and all throw mismatch if those differ: `window: the edge before dimension 0 is reflect on rank
 /// 1 and zero on rank 0; expected the same on all ranks`.
 class Window {
  public:
-  /// `dims`: the dimensions of which a window is requested; in the other dimensions the window is this rank's
+  /// `dims`: the dimensions of which a window is requested. In the other dimensions the window is this rank's
   /// part. No communication. All ranks must give the same arguments, so all throw the same error. Throws
-  /// bad_argument if a dimension is named twice or does not exist; if `wanted` does not have one entry for
-  /// each part; if a range ends before it begins, has an index farther than 2^60 from 0, reaches elements for
-  /// which the edge rule has no values, or wraps more than 65536 times around a periodic dimension; or if
-  /// windows have more than 2^20 boxes (see start_adjoint()): `window: dimension 2: part 1 wants [3, 9) of 8;
-  /// with edge none expected within [0, 8)`.
+  /// bad_argument if a dimension is named twice or does not exist, or if `wanted` does not have one entry for
+  /// each part. Throws it if a range ends before it begins, has an index farther than 2^60 from 0, reaches
+  /// elements for which the edge rule has no values, or wraps more than 65536 times around a periodic
+  /// dimension; or if windows have more than 2^20 boxes (see start_adjoint()): `window: dimension 2: part 1
+  /// wants [3, 9) of 8; with edge none expected within [0, 8)`.
   Window(Partition x, std::vector<WindowDim> dims);
 
   /// The shape of this rank's window if `part` is the shape of this rank's part.
   Shape window_shape(Shape part) const;
   /// The number of indices of this rank's part, and of its window, in a dimension. Here and below `dim` must
-  /// be a dimension of which a window is requested; otherwise it throws bad_argument.
+  /// be a dimension of which a window is requested. Otherwise it throws bad_argument.
   std::int64_t part_size(int dim) const;
   std::int64_t window_size(int dim) const;
-  /// Indices of the window in a dimension that are filled when start() returns, whatever other ranks do: the
-  /// longest run of elements that this rank holds itself. {0, 0} if there are none.
+  /// Indices of the window in a dimension that are filled when start() returns, whatever other ranks do. This
+  /// is the longest run of elements that this rank holds itself. {0, 0} if there are none.
   IndexRange own(int dim) const;
 
   /// out = the window on in. Collective among the ranks of the axes that cut the named dimensions. `in` may
-  /// be the part of `out` to which this rank's own elements belong: then they are not copied. Memory that is
-  /// written may not overlap any other memory of any field; views that are interleaved do not overlap. Throws
+  /// be the part of `out` to which this rank's own elements belong. Then they are not copied. Memory that is
+  /// written may not overlap any other memory of any field. Views that are interleaved do not overlap. Throws
   /// bad_argument that names the field if its shape does not fit, its dtypes or devices differ, it has no
   /// memory, or another unfinished exchange of this Window still uses its memory: `window: out is still
   /// written by an exchange in flight; finish that one first` (or read; or in is still written). Several
@@ -210,15 +210,15 @@ class Window {
     start(in, out, stream).finish();
   }
 
-  /// The adjoint: `in` is a gradient of a window; `out`, of the shape of a part, becomes, for each of its
-  /// elements, the sum of the gradients of that element in all windows. The sum runs over the windows in the
-  /// order of their ranks. Within each window the sum runs over its boxes. Every dimension is split into the
-  /// pieces before the beginning, inside, and beyond the end (a periodic dimension: one piece per
-  /// wrap-around). Boxes are visited with the first named dimension outermost, except that a dimension with a
-  /// pole always comes first. Within a box the elements are visited in row-major order. So the bits of the
-  /// sum do not depend on timing. The gradients of elements that were filled with a number are dropped.
-  /// For floating-point and integer dtypes, in host memory; bf16 and f16 are summed in f32 and rounded once,
-  /// at the end.
+  /// The adjoint. `in` is a gradient of a window. `out` has the shape of a part: each of its elements becomes
+  /// the sum of the gradients of that element in all windows. The sum runs over the windows in the order of
+  /// their ranks. Within each window the sum runs over its boxes. Every dimension is split into the pieces
+  /// before the beginning, inside, and beyond the end (a periodic dimension: one piece per wrap-around).
+  /// Boxes are visited with the first named dimension outermost, except that a dimension with a pole always
+  /// comes first. Within a box the elements are visited in row-major order. So the bits of the sum do not
+  /// depend on timing. The gradients of elements that were filled with a number are dropped. For
+  /// floating-point and integer dtypes, in host memory. bf16 and f16 are summed in f32 and rounded once, at
+  /// the end.
   WindowTransfer start_adjoint(std::span<const WindowField> fields) const;
   WindowTransfer start_adjoint(const ConstTensorView& in, const TensorView& out) const;
   void adjoint(const ConstTensorView& in, const TensorView& out) const { start_adjoint(in, out).finish(); }
@@ -232,11 +232,11 @@ class Window {
   std::shared_ptr<Plan> plan_;
 };
 
-/// Begins the exchanges of several windows as one: each rank sends one message, instead of one per window, to
+/// Begins the exchanges of several windows as one. Each rank sends one message, instead of one per window, to
 /// each rank with which it shares elements, and waits once. The windows must be cut over the same axes of one
-/// mesh. Everything else is as in Window::start(). All ranks must give the same windows in the same order. No
-/// two fields may share memory, even fields of different windows. Throws the errors of Window::start(), and
-/// bad_argument if the axes differ or a window is given twice: `window: window 1 is cut over axes [x];
+/// mesh. All other rules are as in Window::start(). All ranks must give the same windows in the same order.
+/// No two fields may share memory, even fields of different windows. Throws the errors of Window::start(),
+/// and bad_argument if the axes differ or a window is given twice: `window: window 1 is cut over axes [x];
 /// expected [y, x], as window 0`.
 WindowTransfer start_together(std::span<const WindowFields> list, Stream stream = {});
 inline WindowTransfer start_together(std::initializer_list<WindowFields> list, Stream stream = {}) {

@@ -7,7 +7,7 @@
 
 namespace weft {
 
-/// A number of rows and a number of columns; a single number stands for both.
+/// A number of rows and a number of columns. A single number gives both.
 struct Extent2d {
   std::int64_t height, width;
   constexpr Extent2d(std::int64_t both) : height(both), width(both) {}
@@ -30,7 +30,7 @@ struct Conv2dConfig {
 ///
 /// A plain 1×1 convolution (stride 1, no padding, dilation 1, one group) is a Linear over the channels. A
 /// plain 1×1 convolution is split over axes like a Linear, by columns or rows, with the channels (dimension
-/// 1) as features; x may also be split in height and width. For any other convolution x may be split only in
+/// 1) as features. x may also be split in height and width. For any other convolution x may be split only in
 /// the batch, and the weight is not split.
 class Conv2d : public WeightedLayer {
  public:

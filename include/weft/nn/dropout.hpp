@@ -1,4 +1,4 @@
-// Dropout: elements set to zero at random while a model is trained.
+// Dropout: elements are set to zero at random while a model is trained.
 #pragma once
 
 #include "weft/nn/module.hpp"
@@ -9,11 +9,11 @@ namespace weft {
 /// Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", JMLR 2014. x, y:
 /// f32, any shape and layout, the first dimension being samples.
 ///
-/// Whether an element is dropped depends only on seed and step (of Frame::pass()), path, global sample and
-/// index within the sample. So the same elements are dropped on every mesh, however a batch is cut into
+/// Seed and step (of Frame::pass()), path, global sample and index within the sample alone decide whether an
+/// element is dropped. So the same elements are dropped on every mesh, however a batch is cut into
 /// micro-batches. In training, a Frame without a step gives bad_argument, because every step would drop the
 /// same elements. If the pass does not state its first sample, all micro-batches of a step must have the same
-/// number of samples; otherwise two micro-batches would drop the same elements, so it throws bad_argument:
+/// number of samples. Otherwise two micro-batches would drop the same elements, so it throws bad_argument:
 /// `"drop": micro-batch 1 of step 3 has 2 samples, micro-batch 0 had 4; expected as many, or
 /// Pass::first_sample`.
 class Dropout : public AnyPart<Dropout> {

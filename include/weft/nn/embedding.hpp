@@ -11,9 +11,9 @@ namespace weft {
 /// - a Replicate weight with Replicate tokens: y and its gradient are Replicate
 /// - a Replicate weight with tokens that are Shard(d): y and its gradient are Shard(d)
 /// - a Shard(0) weight with Replicate tokens: y is Partial(sum) and its gradient Replicate. Each rank looks
-///   up the rows that it holds; for other rows it gives 0.
+/// up the rows that it holds. For other rows it gives 0.
 ///
-/// Everything else is a layout error. If a token is outside [0, count), every rank that has the token throws
+/// All other cases are layout errors. If a token is outside [0, count), every rank that has the token throws
 /// bad_argument that names it. Tokens have no gradient: backward gives an empty list.
 class Embedding : public Module {
  public:

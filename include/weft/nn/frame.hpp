@@ -1,5 +1,5 @@
-// The tensors that a forward pass leaves for its backward pass. A Frame belongs to one thread at a time;
-// several Frames may be in flight over one Compute.
+// The tensors that a forward pass leaves for its backward pass. A Frame belongs to one thread at a time.
+// Several Frames may be in flight over one Compute.
 #pragma once
 
 #include <algorithm>
@@ -39,28 +39,28 @@ struct Pass {
   std::int64_t step = -1;  ///< below 0: not given; Dropout then throws
   /// The number of the micro-batch within the step, from 0 on.
   std::int64_t micro_batch = 0;
-  /// The number of samples of the earlier micro-batches of this step, over all ranks; below 0: each earlier
-  /// micro-batch has as many samples as this one. Set first_sample if micro-batches have unequal sizes;
-  /// otherwise Dropout refuses such micro-batches.
+  /// The number of samples of the earlier micro-batches of this step, over all ranks. Below 0: each earlier
+  /// micro-batch has as many samples as this one. Set first_sample if micro-batches have unequal sizes.
+  /// Otherwise Dropout refuses such micro-batches.
   std::int64_t first_sample = -1;
   bool training = true;
-  /// How layers add what parallelism may split (docs/exact.md).
+  /// The way in which layers add sums that parallelism may split (docs/exact.md).
   Exact exact = Exact::no;
 };
 
 /// The random numbers of one pass under one path. Frame::rng() makes it. A value; any thread.
 ///
 /// The random number of an element depends on its index in the global tensor of this micro-batch, whose first
-/// dimension is the samples; the numbering of samples continues over the micro-batches of a step. So ranks
+/// dimension is the samples. The numbering of samples continues over the micro-batches of a step. So ranks
 /// that have the same element (along tensor-parallel and other axes that do not cut samples) have the same
 /// number, and ranks with other samples have other numbers. A sample has the same numbers on every mesh, and
-/// however a batch is cut; if the micro-batches of a step have unequal numbers of samples, this needs
+/// however a batch is cut. If the micro-batches of a step have unequal numbers of samples, this needs
 /// Pass::first_sample. All tensors of random numbers under one path in one step must have the same shape,
-/// except for the number of samples; use another path for another shape.
+/// except for the number of samples. Use another path for another shape.
 class PassRandom {
  public:
   /// Fill every element of `out`, which must be f32 on the host. uniform(): numbers on [0, 1); normal(): the
-  /// standard normal distribution. `out` is plain or has a layout; if it is Partial, they throw layout.
+  /// standard normal distribution. `out` is plain or has a layout. If it is Partial, they throw layout.
   void uniform(const Tensor& out) const;
   void normal(const Tensor& out) const;
 
@@ -86,16 +86,16 @@ class PassRandom {
 
 class Frame;
 
-/// The gradients of weights that a backward pass has left over: Module::backward(dy, frame, left_over)
-/// computes dx, which the rank before can go on with, and run() computes dw. A pipeline's schedule fills its
-/// gaps with the latter (P. Qi, X. Wan, G. Huang, M. Lin, "Zero Bubble Pipeline Parallelism", 2024, which
+/// The gradients of weights that a backward pass has left over. Module::backward(dy, frame, left_over)
+/// computes dx, with which the previous rank can continue, and run() computes dw. A pipeline's schedule fills
+/// its gaps with the latter (P. Qi, X. Wan, G. Huang, M. Lin, "Zero Bubble Pipeline Parallelism", 2024, which
 /// calls the halves B and W).
 ///
-/// One thread at a time uses a LeftOver. It keeps the activations and gradients that its work reads. Modules
-/// and their Compute must outlive it, weights must not change before run(), and no tensor that was passed to
-/// forward or to backward may be written before run(). With a spectral norm whose weight is cut, run()
-/// communicates: all ranks must call it, in the same order among their calls, and all of them or none may
-/// clear().
+/// One thread at a time uses a LeftOver. A LeftOver keeps the activations and gradients that its deferred
+/// work reads. Modules and their Compute must exist longer than it. Weights must not change before run(), and
+/// no tensor that was passed to forward or to backward may be written before run(). With a spectral norm
+/// whose weight is cut, run() communicates. All ranks must call it, in the same order among their calls, and
+/// all of them or none may clear().
 class LeftOver {
  public:
   LeftOver() = default;
@@ -104,14 +104,14 @@ class LeftOver {
 
   bool empty() const noexcept { return work_.empty(); }
   std::size_t size() const noexcept { return work_.size(); }
-  /// Does the work, in the order in which the backward pass left it: gradients have the bits of a backward
-  /// pass that leaves nothing over, and a parameter's listeners are called when its gradient is final. If a
-  /// part of the work throws, the rest is dropped.
-  /// If several LeftOvers have work of one weight, its gradients are added in the order of the calls. If a
-  /// layer that does not call Frame::later() uses the weight, too, its gradient is added before the work, so
-  /// the sum is rounded in another order.
+  /// Does the work, in the order in which the backward pass left it. Gradients have the bits of a
+  /// backward pass that leaves nothing over. A parameter's listeners are called when its gradient is
+  /// final. If a part of the work throws, the other parts are dropped. If several LeftOvers have work of
+  /// one weight, its gradients are added in the order of the calls. If a layer that does not call
+  /// Frame::later() uses the weight, too, its gradient is added before the work. So the sum is rounded in
+  /// another order.
   void run();
-  /// Drops the work. Parameters keep the gradients that they have.
+  /// Drops the work. Parameters keep their gradients.
   void clear() noexcept { drop_from(0); }
 
  private:
@@ -121,7 +121,7 @@ class LeftOver {
     Pass pass;
     std::function<void(Frame&)> work;
   };
-  // Parts are numbered in the order in which they came, from 0 on; those before gone_ are gone.
+  // Parts are numbered in the order in which they were added, from 0 on. Parts before gone_ are gone.
   std::size_t end() const noexcept { return gone_ + work_.size(); }
   void drop_from(std::size_t number) noexcept {
     const std::size_t place = std::max(number, gone_) - gone_;
@@ -131,13 +131,13 @@ class LeftOver {
   std::size_t gone_ = 0;
 };
 
-/// The tensors for backward: each module's forward pushes tensors, and its backward pops them, in exactly the
+/// The tensors for backward. Each module's forward pushes tensors, and its backward pops them, in exactly the
 /// reverse order. Entries carry the module that pushed them. If a backward does not mirror its forward, it
 /// throws an error that names both paths. Each micro-batch needs its own Frame. A Frame is empty again after
-/// its backward, and may then be reused.
+/// its backward. It may then be reused.
 class Frame {
-  // The first run of a pass leaves this for the second: the result of once(), or the hash of a module's
-  // outputs.
+  // The data that the first run of a pass leaves for the second run: the result of once(), or the hash of a
+  // module's outputs.
   struct Result {
     std::string path;
     Tensors tensors;
@@ -147,7 +147,7 @@ class Frame {
 
  public:
   explicit Frame(Compute& compute, const Pass& pass = {}) : compute_(&compute), pass_(pass) {}
-  /// A Frame that keeps nothing and does not train: for forward passes that no backward follows.
+  /// A Frame that keeps nothing and does not train. It is for forward passes that no backward follows.
   static Frame inference(Compute& compute) {
     Frame f(compute);
     f.pass_.training = false;
@@ -160,13 +160,13 @@ class Frame {
   Compute& compute() const noexcept { return *compute_; }
   kernels::KernelContext& kernels() const noexcept { return kernels_of(*compute_); }
   bool keeps() const noexcept { return keeps_; }
-  /// Whether this is a forward pass that runs again for its backward (activation checkpointing): the first
+  /// Whether this is a forward pass that runs again for its backward (activation checkpointing). The first
   /// run has changed all state, and this run must not change it again. See once().
   bool recomputing() const noexcept { return recomputing_; }
   /// For modules and hooks that change state in forward, such as the vectors of a spectral norm, running
-  /// statistics or counts: calls `work` once in a pass and returns its tensors. If the module runs again for
+  /// statistics or counts. Calls `work` once in a pass and returns its tensors. If the module runs again for
   /// its backward, once() does not call `work`, but returns the tensors of the first run, which the Frame has
-  /// kept. `path` identifies the caller. Throws mismatch if the second run asks for other results, or in
+  /// kept. `path` identifies the caller. Throws mismatch if the second run requests other results, or in
   /// another order, than the first.
   Tensors once(std::string_view path, const std::function<Tensors()>& work);
   const Pass& pass() const noexcept { return pass_; }
@@ -175,7 +175,7 @@ class Frame {
   /// backward would draw other random numbers than its forward. Also throws bad_argument for a training pass
   /// on an inference Frame.
   void begin(const Pass& pass);
-  /// Random numbers that depend only on seed, step and `path` (usually the path() of a module): backward gets
+  /// Random numbers that depend only on seed, step and `path` (usually the path() of a module). Backward gets
   /// the same numbers again. Throws bad_argument if the pass has no step, because every step would draw the
   /// same numbers: `"drop": random numbers in step -1, micro-batch 0; expected 0 or more of both:
   /// Frame(compute, {.seed = …, .step = …}) says which pass it is`.
@@ -185,7 +185,7 @@ class Frame {
   /// that runs again, and what once() kept for it, are an entry, too.
   void visit_kept(const std::function<void(const Module&, const Tensors&)>& see) const;
 
-  /// Keeps `tensors` for the backward of `of`; does nothing on an inference Frame.
+  /// Keeps `tensors` for the backward of `of`. Does nothing on an inference Frame.
   void push(const Module& of, Tensors tensors);
   /// The tensors that `of` pushed last. Throws bad_argument if the newest entry is another module's
   /// (`frame: backward of "layers.1.mlp", but the newest entry is of "norm"…`), if no entry is left, and on
@@ -203,17 +203,17 @@ class Frame {
   void count_use(const Parameter& parameter);
   bool drop_use(const Parameter& parameter);
 
-  /// For layers: does `work(frame)`, which computes gradients of parameters and which dx does not need; or
-  /// leaves it over, if the pass has a LeftOver. `work` holds all that it needs: the module, and tensors by
-  /// value. The Frame that it gets has the Pass of this one. The do_backward of a layer must not write to its
-  /// dy, which the work of the layer behind it may still read.
+  /// For layers. Does `work(frame)`, which computes gradients of parameters and which dx does not need. Or
+  /// leaves it over, if the pass has a LeftOver. `work` holds all data that it needs: the module, and tensors
+  /// by value. The Frame that `work` gets has the Pass of this one. The do_backward of a layer must not write
+  /// to its dy, since the work of the next layer may still read it.
   template <class Work>
   void later(Work work) {
     if (left_over_ == nullptr) return work(*this);
     left_over_->work_.push_back({compute_, pass_, std::move(work)});
   }
-  /// Leaves work to `left_over` for as long as it exists. If an exception ends it, what was left meanwhile is
-  /// dropped: the work of a pass that failed.
+  /// Leaves work to `left_over` for as long as it exists. If an exception ends it, the work that was left
+  /// meanwhile is dropped, since its pass failed.
   class Leaving {
    public:
     Leaving(Frame& frame, LeftOver& left_over) noexcept
@@ -232,7 +232,7 @@ class Frame {
     const std::size_t first_ = left_over_.end();
     const int exceptions_ = std::uncaught_exceptions();
   };
-  /// A forward pass of `of` that keeps its inputs `x`, and the results of once(), and nothing else. keep()
+  /// A forward pass of `of` that keeps its inputs `x` and the results of once(), and nothing else. keep()
   /// pushes them when the pass is done. For Module::forward.
   class Checkpoint {
    public:
@@ -255,17 +255,17 @@ class Frame {
   bool has_checkpoint(const Module& of) const noexcept {
     return !entries_.empty() && entries_.back().of == &of && entries_.back().checkpoint;
   }
-  /// Pops the newest entry, a Checkpoint; `x` gets the inputs. Returns the scratch Frame on which the module
-  /// runs again, forward and backward, for this backward pass. This Frame must outlive it.
+  /// Pops the newest entry, a Checkpoint. `x` gets the inputs. Returns the scratch Frame on which the module
+  /// runs again, forward and backward, for this backward pass. This Frame must exist longer than it.
   Frame pop_checkpoint(Tensors& x);
-  /// The forward pass on such a Frame is over. Throws mismatch if it used fewer results than the first.
+  /// States that the forward pass on such a Frame is over. Throws mismatch if it used too few results.
   void end_recomputing();
-  /// Records, or compares, the hash of a module's outputs if a Checkpoint says so. Throws mismatch if they
+  /// Records, or compares, the hash of a module's outputs, as a Checkpoint says. Throws mismatch if they
   /// differ from those of the first run.
   void note_outputs(const Module& of, const Tensors& y);
 
-  /// Does all work that is left over so far, also that of passes before: so a weight that several modules use
-  /// is announced only when no work of it is left, and its sums have their order.
+  /// Does all work that is left over so far, also that of earlier passes. So a weight that several modules
+  /// use is announced only when no work of it is left, and its sums have their order.
   void run_left_over() {
     if (left_over_ != nullptr) left_over_->run();
   }
@@ -298,13 +298,13 @@ class Frame {
   Pass pass_;
   bool keeps_ = true;
   std::vector<Entry> entries_;
-  Checkpoint* checkpoint_ = nullptr;  // the innermost that is under way
+  Checkpoint* checkpoint_ = nullptr;  // the innermost one that is in progress
   // of a scratch Frame
-  Frame* outer_ = nullptr;  // which counts the uses of parameters
+  Frame* outer_ = nullptr;  // the Frame that counts the uses of parameters
   bool recomputing_ = false, compares_ = false;
   std::vector<Result> results_;  // of the first run
   std::size_t used_results_ = 0;
-  std::unordered_map<const Parameter*, int> uses_;  // uses in forward that backward has not reached yet
+  std::unordered_map<const Parameter*, int> uses_;  // uses in forward that backward has not handled yet
   int depth_ = 0;                                   // the depth of nested calls of backward
   LeftOver* left_over_ = nullptr;                   // null: nothing is left over
 };

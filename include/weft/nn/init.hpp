@@ -1,5 +1,5 @@
-// How a parameter's first values are made. The value of an element depends only on (seed, path, global
-// index), so that a model has the same weights on every mesh.
+// The rules by which a parameter gets its first values. The value of an element depends only on (seed, path,
+// global index), so that a model has the same weights on every mesh.
 #pragma once
 
 #include <cstdint>

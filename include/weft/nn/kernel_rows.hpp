@@ -1,6 +1,6 @@
 // The rows of the list of kernels (kernels.inl) as data: the name of each kernel, and what each of its
-// operands is. For code that treats all kernels alike: the table of a device, checks of arguments, and the
-// copies of kernels that run on the host. Pure functions of arguments; nothing here reads an operand.
+// operands is. It is for code that treats all kernels alike: the table of a device, checks of arguments, and
+// the copies of kernels that run on the host. Pure functions of arguments. No function here reads an operand.
 #pragma once
 
 #include <array>
@@ -15,20 +15,20 @@ namespace weft::kernels {
 
 enum class Access : unsigned char { reads, writes, updates };
 
-/// An array in the device's memory that a call was given.
+/// An array in the device's memory that the caller passed to a kernel.
 struct Operand {
   const void* data;  ///< null only where the list says optional(…)
   std::int64_t elements;
   std::size_t element_bytes;
   Access access;
   bool may_be_null = false;
-  /// The number of bytes that the kernel may touch at `data`; 0 if that is null.
+  /// The number of bytes that the kernel may touch at `data`. 0 if `data` is null.
   constexpr std::size_t bytes() const noexcept {
     return data == nullptr ? 0 : static_cast<std::size_t>(elements) * element_bytes;
   }
 };
 
-/// Whether a parameter of this type is an operand: a pointer, or a struct with one.
+/// Whether a parameter of this type is an operand: a pointer, or a struct that contains a pointer.
 template <class T>
 inline constexpr bool kIsOperand =
     std::is_pointer_v<T> || std::is_same_v<T, WeightMatrix> || std::is_same_v<T, ScoreBias>;
@@ -40,7 +40,7 @@ template <class... Sizes>
 constexpr std::int64_t product(Sizes... sizes) noexcept {
   return (std::int64_t{1} * ... * static_cast<std::int64_t>(sizes));
 }
-/// The elements from the first one to the last one of `rows` rows of `columns` elements that begin `stride`
+/// The elements from the first element to the last of `rows` rows of `columns` elements that begin `stride`
 /// elements apart.
 constexpr std::int64_t strided(std::int64_t rows, std::int64_t stride, std::int64_t columns) noexcept {
   return rows == 0 || columns == 0 ? 0 : (rows - 1) * stride + columns;
@@ -71,7 +71,7 @@ constexpr Operand optional(Operand operand) noexcept {
 }
 
 // The operands of a call, from its arguments without the context: OperandsOf<float>::add(a, b, out, n). No
-// operand depends on every argument.
+// operand depends on all arguments.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 template <class T>

@@ -1,7 +1,7 @@
-// The compute kernels of one rank: raw pointers and sizes in, numbers out; layers call them. kernels.inl is
+// The compute kernels of one rank. A kernel takes raw pointers and sizes, and layers call it. kernels.inl is
 // the list of them, with what each computes and how many elements each operand has. Each device has a table
-// of them; a call goes through the table of the KernelContext it is given. Each call uses that context and
-// nothing else, so ranks that are threads hold one context each and do not contend.
+// of them. A call goes through the table of the KernelContext that it gets. Each call uses that context and
+// nothing else. So ranks that are threads hold one context each and do not contend.
 //
 // Each is tested against plain loops of the same name. A layer gets its KernelContext from Frame::kernels().
 #pragma once
@@ -27,15 +27,15 @@ namespace weft::kernels {
 struct KernelTable;
 
 /// The state that the kernels of one rank need besides their arguments: the device's table, the stream, the
-/// number of threads, packed weights, scratch memory that grows to what was needed.
-/// One per rank; used by one thread at a time, any thread.
+/// number of threads, packed weights, scratch memory that grows as needed. One per rank. One thread at a time
+/// uses it, any thread.
 class KernelContext {
  public:
-  /// On the CPU. threads ≥ 1: exactly so many compute, the caller being one of them. Throws bad_argument
+  /// On the CPU. threads ≥ 1: exactly so many threads compute; the caller is one of them. Throws bad_argument
   /// otherwise.
   explicit KernelContext(int threads);
-  /// On the device of `compute`, which outlives it. Throws unsupported if nobody has given that device's
-  /// kernels to the Context: `kernels: cuda:0 has none in this Context; add_kernels() gives them`.
+  /// On the device of `compute`, which must exist longer. Throws unsupported if the Context has no kernels of
+  /// that device: `kernels: cuda:0 has none in this Context; add_kernels() adds them`.
   explicit KernelContext(Compute& compute);
   ~KernelContext();
   KernelContext(KernelContext&&) noexcept;
@@ -44,7 +44,7 @@ class KernelContext {
   const KernelTable& table() const noexcept { return *table_; }
   int threads() const noexcept { return threads_; }
   Stream stream() const noexcept { return stream_; }
-  /// The Compute that it belongs to; null if it was made from a number of threads. Kernels of a device
+  /// The Compute of this context. Null if the context was made from a number of threads. Kernels of a device
   /// keep their own data in it (Compute::attached).
   Compute* compute() const noexcept { return compute_; }
 
@@ -59,13 +59,13 @@ class KernelContext {
   std::unique_ptr<State> state_;  // the CPU's
 };
 
-/// Whether a matrix is stored as it is multiplied, or as its transpose.
+/// Whether the stored matrix is a factor of the product, or its transpose is.
 enum class Stored : bool { plain, transposed };
 
-/// A bf16 matrix, and the key by which a kernel recognises it if the kernel keeps a packed copy. If two
-/// calls on one KernelContext give the same `weight` and the same `version`, not 0, the elements are the
-/// same: a weight gets another version when an element changes (Parameter::number() and weight_version()).
-/// Version 0: nothing is kept.
+/// A bf16 matrix, and the key by which a kernel recognises it if the kernel keeps a packed copy. If two calls
+/// on one KernelContext give the same `weight` and the same `version`, not 0, the elements are the same. A
+/// weight gets another version when an element changes (Parameter::number() and weight_version()). Version 0:
+/// the kernel keeps no copy.
 struct WeightMatrix {
   const bf16* data;
   std::uint64_t weight = 0, version = 0;
@@ -81,8 +81,8 @@ using WeightOf = std::conditional_t<std::is_same_v<T, bf16>, WeightMatrix, const
 /// The facts about a part of a token's logits that cross-entropy needs; see cross_entropy_terms.
 inline constexpr std::int64_t kLossTerms = 4;
 /// The facts about all logits of a token, or all scores of a query, that the backward pass of a softmax
-/// needs: the largest, and the sum of e^(logit - largest). They are kept as two numbers: the logarithm of
-/// the sum of e^logit, as one number, has too few digits for that sum where logits are large.
+/// needs: the largest, and the sum of e^(logit - largest). They are kept as two numbers. The logarithm of the
+/// sum of e^logit, as one number, has too few digits for that sum if logits are large.
 inline constexpr std::int64_t kSoftmaxTerms = 2;
 
 /// The sizes of a linear layer.
@@ -90,12 +90,12 @@ struct LinearShape {
   std::int64_t tokens, in, out;
 };
 
-/// How tree_matmul adds the products over k. k consists of segments, one after the other; each is cut into as
-/// many parts as there are leaves, by exact_block() (weft/base/exact.hpp). A leaf of a balanced binary tree
-/// is the sum over its part of the first segment, then of the second, …, in the order of matmul.
+/// How tree_matmul adds the products over k. k consists of segments, one after the other. Each segment is cut
+/// into as many parts as there are leaves, by exact_block() (weft/base/exact.hpp). A leaf of a balanced
+/// binary tree is the sum over its part of the first segment, then of the second, …, in the order of matmul.
 struct ProductTree {
   int leaves = 8;  ///< 1, 2, 4 or 8
-  /// The sizes of the segments, in units; empty: one segment. On the host, for the time of the call.
+  /// The sizes of the segments, in units. Empty: one segment. On the host, for the time of the call.
   std::span<const std::int64_t> segments{};
   std::int64_t unit = 1;  ///< elements of k that are not cut
 };
@@ -111,8 +111,8 @@ struct RopeShape {
 /// key/value head h.
 struct AttentionShape {
   std::int64_t batch, seq, heads, kv_heads, head_dim;  // kv_heads divides heads
-  /// Operands of products are rounded to bf16 where the CPU multiplies bf16 (AVX-512 BF16); all sums and the
-  /// softmax are f32's. Elsewhere nothing changes.
+  /// If the CPU multiplies bf16 (AVX-512 BF16), operands of products are rounded to bf16. All sums and the
+  /// softmax are in f32. Elsewhere nothing changes.
   bool bf16_products = false;
   /// q, out: (batch, seq, heads, head_dim).
   constexpr std::int64_t q_elements() const noexcept { return batch * seq * heads * head_dim; }
@@ -135,14 +135,14 @@ struct FullAttentionShape {
 };
 
 /// A piece of an attention: queries [first_query, first_query + queries) and keys [first_key, first_key +
-/// keys) of the whole. Keys that come in pieces, one after the other, are added up; `begins` and `ends` say
-/// which piece is the first and the last. The sums of an attention in pieces have the bits of the whole in
-/// one piece, on CPUs with AVX2: so pieces of keys begin at multiples of kAttentionKeys and come in order,
-/// those of queries at multiples of kAttentionQueries and come from the last to the first.
+/// keys) of the whole. If keys arrive in pieces, one after the other, the pieces are added up. `begins` and
+/// `ends` mark the first and the last piece. On CPUs with AVX2, the sums of an attention in pieces have the
+/// bits of the whole in one piece. So pieces of keys begin at multiples of kAttentionKeys and are given in
+/// order. Pieces of queries begin at multiples of kAttentionQueries and are given from the last to the first.
 struct AttentionPiece {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim;  // kv_heads divides heads
   std::int64_t first_query, first_key;
-  bool causal;  ///< query i of the whole sees its keys 0..i; otherwise all
+  bool causal;  ///< true: query i of the whole sees its keys 0..i; false: all keys
   bool begins, ends;
   bool bf16_products = false;  ///< as in AttentionShape
   /// q, out: (batch, queries, heads, head_dim).
@@ -155,22 +155,22 @@ struct AttentionPiece {
 inline constexpr std::int64_t kAttentionKeys = 256, kAttentionQueries = 64;
 
 /// The bias that full attention adds to its scores, the same for every head: (samples, rows, keys). Without
-/// data: nothing. -infinity hides a key.
+/// data there is no bias. -infinity hides a key.
 template <class T>
 struct ScoreBiasOf {
   ScoreBiasOf(const T* data_in = nullptr, bool of_each_sample_in = false, bool of_each_query_in = true)
       : data(data_in), of_each_sample(of_each_sample_in), of_each_query(of_each_query_in) {}
   const T* data;
-  bool of_each_sample;  ///< samples: the batch; false: 1, which is for all
-  bool of_each_query;   ///< rows: the queries; false: 1, which is for all
+  bool of_each_sample;  ///< true: the number of samples is the batch; false: 1, for all samples
+  bool of_each_query;   ///< true: the number of rows is that of the queries; false: 1, for all queries
 };
 using ScoreBias = ScoreBiasOf<float>;
 
 /// The term of each element of y in a loss, with its target t: (y - t)^2, or -t log p - (1 - t) log(1 - p),
 /// with p = 1 / (1 + e^-y).
 enum class LossTerm : unsigned char { squared_error, binary_cross_entropy };
-/// Elements of a loss: n in rows of `width`, of which each `rows` successive ones have the weights in turn.
-/// Without weights rows and width do not matter.
+/// Elements of a loss: n elements in rows of `width`. Each `rows` successive rows have the weights in turn.
+/// Without weights, rows and width have no effect.
 struct LossShape {
   std::int64_t n, rows = 1, width = 1;
 };
@@ -196,12 +196,12 @@ struct Permutation {
   Dims order;
 };
 
-/// The value of pixels beyond the border of a map: 0, or another pixel (without the border one itself:
-/// reflect; the border one: replicate; as if the map went on with its other side: circular).
+/// The value of pixels beyond the border of a map: 0, or another pixel. reflect: the mirrored pixel, without
+/// the border pixel itself. replicate: the border pixel. circular: the map continues with its other side.
 enum class Padding : unsigned char { zeros, reflect, replicate, circular };
 
-/// The pixels that a convolution's kernel sees of one map. Padding is less than the extent for reflect, at
-/// most that for circular.
+/// The pixels that a convolution's kernel sees of one map. Padding is less than the extent for reflect, and
+/// at most the extent for circular.
 struct UnfoldShape {
   std::int64_t channels, height, width;
   std::int64_t kernel_height, kernel_width, stride_height, stride_width, padding_height, padding_width,
@@ -218,7 +218,7 @@ struct UnfoldShape {
   }
 };
 
-/// One dimension of a linear resampling: output r is the sum of weight[e] times input index[e] over e in
+/// One dimension of a linear resampling. Output r is the sum of weight[e] times input index[e] over e in
 /// [begin[r], begin[r + 1]), in that order. Indices are within the input.
 struct Taps {
   std::vector<std::int64_t> begin{0}, index{};
@@ -232,10 +232,10 @@ struct ResampleShape {
   std::shared_ptr<const Taps> rows, columns;
 };
 
-/// One step of AdamW (Loshchilov and Hutter 2019, decoupled decay), in PyTorch's order of operations:
-///   p *= 1 - rate * decay;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2;
-///   p -= rate / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
-/// For beta1 < 1/2 it is m = g - beta1 (g - m), which of beta1 = 0 is g.
+/// One step of AdamW (Loshchilov and Hutter 2019, decoupled decay), in PyTorch's order of operations: p *= 1
+/// - rate * decay; m += (1 - beta1) (g - m); v = beta2 v + (1 - beta2) g^2; p -= rate / (1 - beta1^step) * m
+/// / (sqrt(v) / sqrt(1 - beta2^step) + eps). For beta1 < 1/2 it is m = g - beta1 (g - m). If beta1 is 0, the
+/// result is g.
 struct AdamWStep {
   double rate, beta1, beta2, eps, weight_decay;
   std::int64_t step;  // 1 at the first
@@ -246,8 +246,8 @@ struct SgdStep {
   double rate, momentum, weight_decay;
 };
 
-/// One step of Lion (Chen et al. 2023): c = beta1 m + (1 - beta1) g;  p -= rate (sign(c) + weight_decay p);
-/// m = beta2 m + (1 - beta2) g. The sign of 0 is 0, that of NaN is NaN.
+/// One step of Lion (Chen et al. 2023): c = beta1 m + (1 - beta1) g; p -= rate (sign(c) + weight_decay p); m
+/// = beta2 m + (1 - beta2) g. The sign of 0 is 0, and the sign of NaN is NaN.
 struct LionStep {
   double rate, beta1, beta2, weight_decay;
 };
@@ -260,16 +260,16 @@ struct ScheduleFreeStep {
   std::int64_t step;  // 1 at the first
 };
 
-/// Which elements of a run are dropped: element i by number first + i of the stream, which is uniform on [0,
-/// 1).
+/// Which elements of a run are dropped. Number first + i of the stream, which is uniform on [0, 1), decides
+/// for element i.
 struct DropoutRun {
   RandomStream stream;
   std::uint64_t first;
   float p, scale;
 };
 
-/// The entries [first, first + count) of a vocabulary of `whole`: the part of a rank if it is split. A
-/// number: all of it.
+/// The entries [first, first + count) of a vocabulary of `whole` entries. If the vocabulary is split, they
+/// are the part of a rank. A single number means the whole vocabulary.
 struct VocabPart {
   VocabPart(std::int64_t all) : count(all), whole(all) {}
   VocabPart(std::int64_t first_in, std::int64_t count_in, std::int64_t whole_in)
@@ -277,11 +277,12 @@ struct VocabPart {
   std::int64_t first = 0, count, whole;
 };
 
-/// A target that takes no part in the loss.
+/// A target that does not count in the loss.
 inline constexpr std::int64_t kIgnoredTarget = -100;
 
 /// Angles of rotary positions: position p turns pair i by p * theta^(-2i/head_dim). cosine, sine: (positions,
-/// head_dim/2). Made in f32 with one rounding per step (power, reciprocal, product), as PyTorch makes them.
+/// head_dim/2). The tables are computed in f32 with one rounding per step (power, reciprocal, product), as in
+/// PyTorch.
 void rope_tables(float theta, std::int64_t head_dim, std::int64_t positions, float* cosine, float* sine);
 
 namespace detail {
@@ -297,8 +298,8 @@ struct KernelOf {
 };
 }  // namespace detail
 
-/// The kernels of a device: a pointer for each row of the list, `add` for kernels::add(), and `matmul` and
-/// `matmul_bf16` for the two kernels::matmul(). Null: the device has no such kernel.
+/// The kernels of a device: a pointer for each row of the list. It is `add` for kernels::add(), and `matmul`
+/// and `matmul_bf16` for the two kernels::matmul(). Null: the device has no such kernel.
 struct KernelTable {
 #define WEFT_KERNEL(name, ...) detail::KernelOf::name<float>* name = nullptr;
 #define WEFT_KERNEL_F32_BF16(name, ...)          \
@@ -309,19 +310,19 @@ struct KernelTable {
 
 /// The kernels of the CPU.
 const KernelTable& cpu_table() noexcept;
-/// Gives a Context the kernels of a device that it has (Context::add_device); the table outlives it. Throws
-/// bad_argument if there are some already. Thread-safe.
+/// Gives a Context the kernels of a device that it has (Context::add_device). The table must exist longer
+/// than the Context. Throws bad_argument if the device has kernels already. Thread-safe.
 ///
-/// A device need not have all of them. A missing norm, linear layer or attention is composed of other kernels
-/// of the device, if it has these (docs/kernels.md). A call of any other missing kernel throws unsupported:
-/// `kernels: cuda:0 has no rope_forward; give it to add_kernels(), or set WEFT_HOST_KERNELS=1 to run it on
-/// the host, on copies of its operands`. With WEFT_HOST_KERNELS=1, which this function reads, such a call
-/// waits for the stream, copies the operands to the host, runs the CPU's kernel there and copies the results
-/// back; the first call of each kernel logs a warning. Such a kernel throws an error about the data itself.
+/// A device need not have all kernels. weft composes a missing norm, linear layer or attention from other
+/// kernels of the device, if the device has these (docs/kernels.md). A call of any other missing kernel
+/// throws unsupported: `kernels: cuda:0 has no rope_forward; give it to add_kernels(), or set
+/// WEFT_HOST_KERNELS=1 to run it on the host, on copies of its operands`. With WEFT_HOST_KERNELS=1, which
+/// this function reads, such a call waits for the stream, copies the operands to the host, runs the CPU's
+/// kernel there and copies the results back. Its first call logs a warning. It throws errors about data.
 void add_kernels(Context& context, Device device, const KernelTable& table);
 
 namespace detail {
-// A function object that calls members of the context's table, by the types of their arguments.
+// A function object that calls members of the context's table, chosen by the types of their arguments.
 template <auto Member>
 struct Call;
 template <class... Args, void (*KernelTable::*Member)(KernelContext&, Args...)>

@@ -1,16 +1,16 @@
-// The list of kernels: one row for each, from which kernels.hpp and kernel_rows.hpp make everything that has
-// a member, a function or a description for each kernel. It is included several times. The code that includes
+// The list of kernels: one row for each. From it kernels.hpp and kernel_rows.hpp make everything that has a
+// member, a function or a description for each kernel. It is included several times. The code that includes
 // it defines the two macros of the rows; the end of the list undefines them:
 //
 //   WEFT_KERNEL(name, (parameters without the KernelContext), operands…)
 //   WEFT_KERNEL_F32_BF16(name, (parameters), operands…)     the same for T = float and, as name_bf16, T = bf16
 //
-// Kernels of bf16 compute in f32: operands are widened, and each result in bf16 is rounded once, to nearest
-// even, when it is stored. So all but the products have the bits of the kernel of f32 on widened operands,
-// rounded.
+// Kernels of bf16 compute in f32. Operands are widened, and each result in bf16 is rounded once, to nearest
+// even, when it is stored. So all kernels except the products have the bits of the f32 kernel on widened
+// operands, rounded.
 //
-// An operand is a parameter that is an array in the device's memory. The operands stand in the order of their
-// parameters, each with its dimensions, so the number of its elements is a function of the arguments:
+// An operand is a parameter that is an array in the device's memory. The operands are in the order of their
+// parameters, each with its dimensions. So the number of elements is a function of the arguments:
 //
 //   reads(x, rows, dim)      the kernel reads x: (rows, dim)
 //   writes(y, rows, dim)     it overwrites all of y
@@ -37,19 +37,19 @@ WEFT_KERNEL_F32_BF16(matmul,
     (const T* a, Stored a_stored, WeightOf<T> b, Stored b_stored, float* c, std::int64_t m, std::int64_t n,
      std::int64_t k, bool accumulate),
     reads(a, m, k), reads(b, k, n), updates(c, m, n))
-/// c = a b, whose elements are sums over k as `tree` says: the parts of a tree, made by several calls and
-/// added as the tree does, have the bits of one call. In exact mode.
+/// c = a b, whose elements are sums over k as `tree` says. If several calls make the parts of a tree, and the
+/// parts are added as the tree says, the result has the bits of one call. In exact mode.
 WEFT_KERNEL_F32_BF16(tree_matmul,
     (const T* a, Stored a_stored, WeightOf<T> b, Stored b_stored, float* c, std::int64_t m, std::int64_t n,
      std::int64_t k, ProductTree tree),
     reads(a, m, k), reads(b, k, n), writes(c, m, n))
-/// c = a b, or c = a b + bias, row by row, if there is a bias; summed in f32.
+/// c = a b, or c = a b + bias, row by row, if there is a bias. Sums are in f32.
 WEFT_KERNEL(matmul_to_bf16,
     (const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored, const float* bias, bf16* c,
      std::int64_t m, std::int64_t n, std::int64_t k),
     reads(a, m, k), reads(b, k, n), optional(reads(bias, n)), writes(c, m, n))
-/// c = a b^T, each element rounded once from a sum whose error does not grow with k. The rows of a lie lda
-/// apart, those of b ldb.
+/// c = a b^T, each element rounded once from a sum whose error does not grow with k. The rows of a are lda
+/// apart, those of b are ldb apart.
 WEFT_KERNEL(row_products,
     (const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c, std::int64_t m,
      std::int64_t n, std::int64_t k),
@@ -78,8 +78,8 @@ WEFT_KERNEL_F32_BF16(bias_backward,
 
 // ---- Norms ----
 
-/// y = x * inv_rms * weight, inv_rms = 1 / sqrt(mean of x^2 over dim + eps), kept for the backward pass. In
-/// place: y may be x.
+/// y = x * inv_rms * weight, inv_rms = 1 / sqrt(mean of x^2 over dim + eps), which is kept for the backward
+/// pass. In place: y may be x.
 WEFT_KERNEL_F32_BF16(rms_norm_forward,
     (const T* x, const float* weight, T* y, float* inv_rms, std::int64_t rows, std::int64_t dim,
      float eps),
@@ -90,8 +90,8 @@ WEFT_KERNEL_F32_BF16(rms_norm_backward,
      std::int64_t rows, std::int64_t dim),
     reads(dy, rows, dim), reads(x, rows, dim), reads(weight, dim), reads(inv_rms, rows),
     writes(dx, rows, dim), updates(dweight, dim))
-/// y = (x - mean) * inv_std * weight + bias, mean and inv_std = 1 / sqrt(variance + eps) over dim, kept for
-/// the backward pass; the variance is the mean of (x - mean)^2. In place: y may be x.
+/// y = (x - mean) * inv_std * weight + bias. mean and inv_std = 1 / sqrt(variance + eps) are over dim, and
+/// are kept for the backward pass. The variance is the mean of (x - mean)^2. In place: y may be x.
 WEFT_KERNEL_F32_BF16(layer_norm_forward,
     (const T* x, const float* weight, const float* bias, T* y, float* mean, float* inv_std,
      std::int64_t rows, std::int64_t dim, float eps),
@@ -156,8 +156,8 @@ WEFT_KERNEL(batch_norm_backward,
     reads(inv_std, s.channels), reads(mean_dy, s.channels), reads(mean_dyx, s.channels),
     writes(dx, s.elements()))
 /// The statistics of a batch norm from the sums of its channels: mean = sum / count, inv_std = 1 /
-/// sqrt(variance + eps), where variance = squares / count - mean^2, at least 0; tracked_mean = mean,
-/// tracked_var = variance * count / (count - 1), both of them null if they are not wanted.
+/// sqrt(variance + eps), where variance = squares / count - mean^2, at least 0. tracked_mean = mean,
+/// tracked_var = variance * count / (count - 1). Both of these are null if they are not needed.
 WEFT_KERNEL(batch_norm_statistics,
     (const double* sum, const double* squares, double count, double eps, float* mean, float* inv_std,
      double* tracked_mean, double* tracked_var, std::int64_t channels),
@@ -177,13 +177,13 @@ WEFT_KERNEL(inverse_std,
 WEFT_KERNEL(divide_f64,
     (const double* x, double divisor, float* y, std::int64_t n),
     reads(x, n), writes(y, n))
-/// Adds sums of channels up to sums of groups of neighbouring channels: y = for each row and group the sum of
-/// its channels' x, each multiplied by its weight unless that is null. groups divides channels.
+/// Adds sums of channels to sums of groups of neighbouring channels. y = for each row and group the sum of
+/// its channels' x, each multiplied by its weight unless weight is null. groups divides channels.
 WEFT_KERNEL(group_sums,
     (const double* x, const float* weight, double* y, std::int64_t rows, std::int64_t channels,
      std::int64_t groups),
     reads(x, rows, channels), optional(reads(weight, channels)), writes(y, rows, groups))
-/// The way back for numbers of groups: y[r][c] = x[r][the group of c].
+/// The reverse for numbers of groups: y[r][c] = x[r][the group of c].
 WEFT_KERNEL(spread_groups,
     (const float* x, float* y, std::int64_t rows, std::int64_t channels, std::int64_t groups),
     reads(x, rows, groups), writes(y, rows, channels))
@@ -191,15 +191,15 @@ WEFT_KERNEL(spread_groups,
 WEFT_KERNEL(sum_rows_f64,
     (const double* x, float* y, std::int64_t rows, std::int64_t columns),
     reads(x, rows, columns), writes(y, columns))
-/// y = (x - mean) * inv_std * weight + bias, with statistics of rows of which this may be a part. In place: y
-/// may be x.
+/// y = (x - mean) * inv_std * weight + bias, with statistics of rows. x may be a part of these rows. In
+/// place: y may be x.
 WEFT_KERNEL(row_norm_forward,
     (const float* x, const float* weight, const float* bias, const float* mean, const float* inv_std,
      float* y, std::int64_t rows, std::int64_t dim),
     reads(x, rows, dim), reads(weight, dim), reads(bias, dim), reads(mean, rows), reads(inv_std, rows),
     writes(y, rows, dim))
 /// With n = (x - mean) * inv_std and g = dy * weight: sum_g, sum_gx = the sums of g and of g n over each row,
-/// in f64; dweight += the sum of dy n over rows, dbias += that of dy.
+/// in f64. dweight += the sum of dy n over rows, dbias += the sum of dy over rows.
 WEFT_KERNEL(row_norm_backward_sums,
     (const float* dy, const float* x, const float* weight, const float* mean, const float* inv_std,
      double* sum_g, double* sum_gx, float* dweight, float* dbias, std::int64_t rows, std::int64_t dim),
@@ -226,11 +226,11 @@ WEFT_KERNEL(channel_bias_backward,
 WEFT_KERNEL(permute,
     (const float* x, float* y, const Permutation& how),
     reads(x, how.in.count()), writes(y, how.in.count()))
-/// columns[c, i, j, r, s] = x[c, r stride + i dilation - padding, and so for s and j].
+/// columns[c, i, j, r, s] = x[c, r stride + i dilation - padding, and the same for s and j].
 WEFT_KERNEL(unfold,
     (const float* x, float* columns, const UnfoldShape& s),
     reads(x, s.in_elements()), writes(columns, s.column_elements()))
-/// The adjoint: each pixel of dx is the sum of where it was put.
+/// The adjoint: each pixel of dx is the sum of all elements of columns to which it was copied.
 WEFT_KERNEL(fold,
     (const float* dcolumns, float* dx, const UnfoldShape& s),
     reads(dcolumns, s.column_elements()), writes(dx, s.in_elements()))
@@ -239,14 +239,14 @@ WEFT_KERNEL(fold,
 WEFT_KERNEL(resample,
     (const float* x, float* y, const ResampleShape& s),
     reads(x, s.maps, s.height, s.width), writes(y, s.maps, s.rows->outputs(), s.columns->outputs()))
-/// y[c, r, s] = the largest of the pixels that the kernel sees, place[c, r, s] = which it is, i *
-/// kernel_width + j, the first of several; a NaN is the largest. Pixels beyond the border do not count; if
-/// the kernel sees no pixel, y is -infinity and place is -1.
+/// y[c, r, s] = the largest of the pixels that the kernel sees. place[c, r, s] = the place of this pixel, i *
+/// kernel_width + j, the first if there are several. A NaN is the largest. Pixels beyond the border do not
+/// count. If the kernel sees no pixel, y is -infinity and place is -1.
 WEFT_KERNEL(max_pool_forward,
     (const float* x, float* y, std::int32_t* place, const UnfoldShape& s),
     reads(x, s.in_elements()), writes(y, s.out_elements()), writes(place, s.out_elements()))
-/// dx[c, i, j] = the sum of the dy whose place is this pixel, in their order; a place beyond the border of dx
-/// counts nowhere.
+/// dx[c, i, j] = the sum of the dy whose place is this pixel, in their order. A place beyond the border of dx
+/// does not count.
 WEFT_KERNEL(max_pool_backward,
     (const float* dy, const std::int32_t* place, float* dx, const UnfoldShape& s),
     reads(dy, s.out_elements()), reads(place, s.out_elements()), writes(dx, s.in_elements()))
@@ -264,13 +264,13 @@ WEFT_KERNEL(embedding_backward,
     (const std::int64_t* ids, const float* dy, float* dtable, std::int64_t tokens, VocabPart vocab,
      std::int64_t dim),
     reads(ids, tokens), reads(dy, tokens, dim), updates(dtable, vocab.count, dim))
-/// Turns the pair (i, i + head_dim/2) of every head by its position's angle. cosine and sine may have further
-/// positions. In place: y may be x.
+/// Rotates the pair (i, i + head_dim/2) of every head by its position's angle. cosine and sine may have
+/// further positions. In place: y may be x.
 WEFT_KERNEL_F32_BF16(rope_forward,
     (const T* x, const float* cosine, const float* sine, T* y, RopeShape s),
     reads(x, s.elements()), reads(cosine, s.seq, s.head_dim / 2), reads(sine, s.seq, s.head_dim / 2),
     writes(y, s.elements()))
-/// The turn back: dx from dy. In place: dx may be dy.
+/// The reverse rotation: dx from dy. In place: dx may be dy.
 WEFT_KERNEL_F32_BF16(rope_backward,
     (const T* dy, const float* cosine, const float* sine, T* dx, RopeShape s),
     reads(dy, s.elements()), reads(cosine, s.seq, s.head_dim / 2), reads(sine, s.seq, s.head_dim / 2),
@@ -284,14 +284,14 @@ WEFT_KERNEL_F32_BF16(attention_forward,
     (const T* q, const T* k, const T* v, T* out, float* softmax, AttentionShape s),
     reads(q, s.q_elements()), reads(k, s.kv_elements()), reads(v, s.kv_elements()),
     writes(out, s.q_elements()), writes(softmax, s.softmax_elements()))
-/// dq, dk, dv from dout and what the forward pass left.
+/// dq, dk, dv from dout and the tensors that the forward pass left.
 WEFT_KERNEL_F32_BF16(attention_backward,
     (const T* dout, const T* q, const T* k, const T* v, const T* out,
      const float* softmax, T* dq, T* dk, T* dv, AttentionShape s),
     reads(dout, s.q_elements()), reads(q, s.q_elements()), reads(k, s.kv_elements()),
     reads(v, s.kv_elements()), reads(out, s.q_elements()), reads(softmax, s.softmax_elements()),
     writes(dq, s.q_elements()), writes(dk, s.kv_elements()), writes(dv, s.kv_elements()))
-/// out = softmax(q k^T / sqrt(head_dim) + bias) v; every query sees every key that the bias does not hide.
+/// out = softmax(q k^T / sqrt(head_dim) + bias) v. Every query sees every key that the bias does not hide.
 /// softmax: of the scores with the bias, kept for the backward pass. If a query sees no key, out is 0, the
 /// largest score -infinity and the sum 0. Throws bad_argument if kv_heads does not divide heads.
 WEFT_KERNEL_F32_BF16(full_attention_forward,
@@ -300,8 +300,8 @@ WEFT_KERNEL_F32_BF16(full_attention_forward,
     reads(q, s.q_elements()), reads(k, s.kv_elements()), reads(v, s.kv_elements()),
     optional(reads(bias, s.batch, s.queries, s.keys)), writes(out, s.q_elements()),
     writes(softmax, s.softmax_elements()))
-/// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and what the forward
-/// pass left. dbias is only of a bias (queries, keys): for another the call throws bad_argument.
+/// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and the results of the
+/// forward pass. dbias is only for a bias (queries, keys). For another bias it throws bad_argument.
 WEFT_KERNEL_F32_BF16(full_attention_backward,
     (const T* dout, const T* q, const T* k, const T* v, ScoreBias bias, const T* out,
      const float* softmax, T* dq, T* dk, T* dv, float* dbias, FullAttentionShape s),
@@ -309,10 +309,10 @@ WEFT_KERNEL_F32_BF16(full_attention_backward,
     reads(v, s.kv_elements()), optional(reads(bias, s.batch, s.queries, s.keys)), reads(out, s.q_elements()),
     reads(softmax, s.softmax_elements()), writes(dq, s.q_elements()), writes(dk, s.kv_elements()),
     writes(dv, s.kv_elements()), optional(writes(dbias, s.queries, s.keys)))
-/// attention_forward() and full_attention_forward() of keys in pieces, for any queries. softmax: as there,
-/// holds what is known between pieces, as out does; the piece that `ends` finishes out. bias: of the queries
-/// and keys of the piece. Throws bad_argument if kv_heads does not divide heads, or first_key is no multiple
-/// of kAttentionKeys.
+/// attention_forward() and full_attention_forward() of keys in pieces, for any queries. softmax and out hold
+/// the intermediate values between pieces. The piece that `ends` finishes out. bias: of the queries and keys
+/// of the piece. Throws bad_argument if kv_heads does not divide heads, or first_key is no multiple of
+/// kAttentionKeys.
 WEFT_KERNEL(attention_piece_forward,
     (const float* q, const float* k, const float* v, ScoreBias bias, float* out, float* softmax,
      AttentionPiece s),
@@ -323,8 +323,8 @@ WEFT_KERNEL(attention_piece_forward,
 WEFT_KERNEL(attention_delta,
     (const float* dout, const float* out, float* delta, FullAttentionShape s),
     reads(dout, s.q_elements()), reads(out, s.q_elements()), writes(delta, s.batch, s.heads, s.queries))
-/// dq of keys in pieces, for any queries: overwritten by the piece that `begins`, added to by the others.
-/// Throws as attention_piece_forward does.
+/// dq of keys in pieces, for any queries. The piece that `begins` overwrites it, and the others add. Throws
+/// as attention_piece_forward does.
 WEFT_KERNEL(attention_piece_backward_queries,
     (const float* dout, const float* q, const float* k, const float* v, ScoreBias bias, const float* softmax,
      const float* delta, float* dq, AttentionPiece s),
@@ -333,7 +333,7 @@ WEFT_KERNEL(attention_piece_backward_queries,
     reads(softmax, s.softmax_elements()), reads(delta, s.batch, s.heads, s.queries),
     updates(dq, s.q_elements()))
 /// dk and dv of queries in pieces, for any keys: the piece that `begins` overwrites them, and the others add.
-/// The piece that `begins` sees every key that any query sees; the gradients of other keys become 0. Throws
+/// The piece that `begins` sees every key that any query sees. The gradients of other keys become 0. Throws
 /// bad_argument if kv_heads does not divide heads, or first_query is no multiple of kAttentionQueries.
 WEFT_KERNEL(attention_piece_backward_keys,
     (const float* dout, const float* q, const float* k, const float* v, ScoreBias bias, const float* softmax,
@@ -430,10 +430,10 @@ WEFT_KERNEL(cross_entropy_terms,
     reads(logits, tokens, vocab.count), reads(targets, tokens), writes(terms, tokens, kLossTerms),
     reads(count, 1))
 /// loss = the sum over tokens of -(1 - smoothing) log p[target] - smoothing (the mean of log p over the
-/// vocabulary) + z_loss (log of the sum of e^logit)², with p = softmax(logits), divided by `count`: number of
-/// valid tokens of the whole batch, over all ranks. terms: of all parts of the vocabulary, in their order;
-/// softmax: kept for the backward pass; vocab: of all parts. Summed in f64. C. Szegedy et al., Rethinking the
-/// Inception Architecture, arXiv:1512.00567, section 7 (smoothing); A. Chowdhery et al., PaLM,
+/// vocabulary) + z_loss (log of the sum of e^logit)², divided by `count`. p = softmax(logits). count: the
+/// number of valid tokens of the whole batch, over all ranks. terms: of all parts of the vocabulary, in their
+/// order. softmax: kept for the backward pass. vocab: of all parts. Summed in f64. C. Szegedy et al.,
+/// Rethinking the Inception Architecture, arXiv:1512.00567, section 7 (smoothing); A. Chowdhery et al., PaLM,
 /// arXiv:2204.02311, section 5 (z_loss).
 WEFT_KERNEL(cross_entropy_sum,
     (const double* terms, int parts, const std::int64_t* targets, double* softmax, double* loss,
@@ -441,8 +441,8 @@ WEFT_KERNEL(cross_entropy_sum,
     reads(terms, parts, tokens, kLossTerms), reads(targets, tokens), writes(softmax, tokens, kSoftmaxTerms),
     writes(loss, 1), reads(count, 1))
 /// dlogits = (softmax(logits) (1 + 2 z_loss log of the sum of e^logit) - (1 - smoothing) onehot(target) -
-/// smoothing / vocab.whole) / count, times dloss, or 1 if it is null, rows of ignored targets 0. softmax: as
-/// cross_entropy_sum gave it. In place: dlogits may be logits. Throws as cross_entropy_terms does.
+/// smoothing / vocab.whole) / count, times dloss, or 1 if it is null. Rows of ignored targets are 0. softmax:
+/// as cross_entropy_sum gave it. In place: dlogits may be logits. Throws as cross_entropy_terms does.
 WEFT_KERNEL(cross_entropy_backward,
     (const float* logits, const std::int64_t* targets, const double* softmax, const double* dloss,
      float* dlogits, std::int64_t tokens, VocabPart vocab, const std::int64_t* count, double smoothing,
@@ -454,8 +454,8 @@ WEFT_KERNEL(count_valid,
     (const std::int64_t* targets, std::int64_t* count, std::int64_t n),
     reads(targets, n), writes(count, 1))
 /// loss = the sum of the elements' terms in f64, each multiplied by the weight of its row unless weights is
-/// null, divided by count. Throws bad_argument for a count below 1, and of a binary cross entropy for a
-/// target that is not from 0 to 1.
+/// null, divided by count. Throws bad_argument for a count below 1. A binary cross entropy also throws it for
+/// a target that is not from 0 to 1.
 WEFT_KERNEL(element_loss_forward,
     (const float* y, const float* target, const float* weights, double* loss, LossShape s,
      const std::int64_t* count, LossTerm term),
@@ -469,16 +469,16 @@ WEFT_KERNEL(element_loss_backward,
 
 // ---- Spectral norms and optimizers ----
 
-/// x *= 1 / max(sqrt(squares), eps). squares: of x, or of a whole of which x is a part.
+/// x *= 1 / max(sqrt(squares), eps). squares: the sum of squares of x, or of a whole of which x is a part.
 WEFT_KERNEL(normalise,
     (float* x, const double* squares, double eps, std::int64_t n),
     updates(x, n), reads(squares, 1))
-/// x *= 1 / sigma; if inner is not null, x *= -inner / sigma^2. Throws bad_argument for a sigma of 0 and for
-/// one that is not finite.
+/// x *= 1 / sigma; if inner is not null, x *= -inner / sigma^2. Throws bad_argument for a sigma that is 0 or
+/// not finite.
 WEFT_KERNEL(spectral_divide,
     (float* x, const float* sigma, const float* inner, std::int64_t n),
     updates(x, n), reads(sigma, 1), optional(reads(inner, 1)))
-/// to = from if sigma is a finite number other than 0; otherwise `to` stays as it is.
+/// to = from if sigma is a finite number other than 0. Otherwise `to` does not change.
 WEFT_KERNEL(spectral_keep,
     (const float* from, const float* sigma, float* to, std::int64_t n),
     reads(from, n), reads(sigma, 1), updates(to, n))

@@ -1,5 +1,5 @@
-// Keys and values of the positions that a model has seen, so that a forward pass over the next tokens does
-// not compute them again.
+// Keys and values of the positions that a model has seen. A forward pass over the next tokens then does not
+// compute them again.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ struct KeyValues {
   void append(Compute& compute, const Tensor& k, const Tensor& v);
 };
 
-/// Makes every Attention of a model remember its keys and values for as long as the cache exists: a forward
-/// pass on an inference Frame then takes the tokens that come after those of the passes before, and each
-/// token sees all of them. On a CPU with AVX2 the outputs have the bits of one pass over all tokens.
+/// Makes every Attention of a model keep its keys and values for as long as the cache exists. A forward pass
+/// on an inference Frame then takes the tokens that follow those of the earlier passes, and each token sees
+/// all of them. On a CPU with AVX2 the outputs have the bits of one pass over all tokens.
 ///
-/// One thread at a time, the one that runs the model. The model must outlive the cache, and must not train
-/// meanwhile: a pass on a Frame that keeps tensors throws. If a pass throws, call clear().
+/// One thread at a time uses it: the thread that runs the model. The model must exist longer than the cache,
+/// and must not train meanwhile: a pass on a Frame that keeps tensors throws. If a pass throws, call clear().
 class KeyValueCache {
  public:
   /// `positions`: the most tokens of a sample. Throws bad_argument if it is below 1 or above the number of
@@ -40,10 +40,10 @@ class KeyValueCache {
   KeyValueCache(const KeyValueCache&) = delete;
   KeyValueCache& operator=(const KeyValueCache&) = delete;
 
-  /// How many positions are known. Throws mismatch if a pass that failed left the layers unequal.
+  /// The number of known positions. Throws mismatch if a failed pass left the layers unequal.
   std::int64_t size() const;
   std::int64_t most() const noexcept { return most_; }
-  /// Forgets all positions; the memory stays.
+  /// Forgets all positions. The memory stays.
   void clear() noexcept;
   /// Bytes of this rank's keys and values.
   std::int64_t bytes() const;

@@ -14,10 +14,10 @@ namespace weft {
 ///                     Partial(sum), and then dx and the gradients of weight and bias are
 ///   weight Shard(0):  x Replicate → y Shard(last), dx Partial(sum); segments of the rows are those of y
 ///   weight Shard(1):  x Shard(last) → y Partial(sum), which the boundary after the layer reduces
-/// y has the dtype of x, f32 or bf16, or that of set_output_dtype(); dx has the dtype of x. bf16 needs a
+/// y has the dtype of x, f32 or bf16, or that of set_output_dtype(). dx has the dtype of x. bf16 needs a
 /// weight in bf16. Sums are in f32, and are rounded once.
 ///
-/// Every rank adds the bias once, after that boundary; the bias gradient is computed from dy on the same side
+/// Every rank adds the bias once, after that boundary. The bias gradient is computed from dy on the same side
 /// of the boundary.
 class Linear : public WeightedLayer {
  public:
@@ -25,10 +25,10 @@ class Linear : public WeightedLayer {
 
   ShardRule shard_rule(Split split) const override;
   SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const override;
-  /// From now on this layer uses another module's (out, in) weight; see Parameter about tied weights.
+  /// From now on this layer uses another module's (out, in) weight. See Parameter about tied weights.
   void tie_weight(ParameterRef other);
-  /// States that the outputs are those of several layers, one after the other, such as [q|k|v] or [gate|up]:
-  /// a split by columns then gives each rank a part of every segment, and the number of ranks must divide
+  /// States that the outputs are those of several layers, one after the other, such as [q|k|v] or [gate|up].
+  /// A split by columns then gives each rank a part of every segment, and the number of ranks must divide
   /// each size. split_features() separates the segments. Throws bad_argument if the sizes do not add up to
   /// the outputs.
   void set_segments(std::vector<std::int64_t> sizes);

@@ -1,5 +1,5 @@
-// A node of a model's tree: names, parameters, and the two passes. Used by the one rank (thread) that owns
-// the model.
+// A node of a model's tree: names, parameters, and the two passes. The one rank (thread) that owns the model
+// uses it.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@
 
 namespace weft {
 
-/// The tensors given to a pass: borrowed for the call. Made from one tensor, a braced list, or Tensors.
+/// The tensors given to a pass, borrowed for the call. It is made from one tensor, a braced list, or Tensors.
 class Inputs {
  public:
   Inputs() = default;
@@ -43,7 +43,7 @@ class Inputs {
 
 class Module;
 
-/// A unit that a split must not cut: each rank must have a whole number of such units.
+/// A unit that a split must not cut. Each rank must have a whole number of such units.
 struct Unit {
   const char* name;  ///< in the plural: "heads", "output features"
   std::int64_t count;
@@ -105,11 +105,11 @@ class Passes {
 struct SpaceRule {
   enum class Kind : unsigned char {
     unknown,  ///< the module does not state a rule
-    /// The module's own code is right on any part of a map: its result for a pixel depends only on that
+    /// The module's own code is right on any part of a map. Its result for a pixel depends only on that
     /// pixel, or the code reads the layout. In a module with children the rule is for the module's own code
-    /// between the children; each child has its own rule.
+    /// between the children. Each child has its own rule.
     any_part,
-    /// The module's own code is right on a window of a map (the inputs of one output); `height` and `width`
+    /// The module's own code is right on a window of a map (the inputs of one output). `height` and `width`
     /// describe the window. The rule is for the module and its children.
     window,
     by_passes,  ///< `passes` do the work
@@ -119,7 +119,7 @@ struct SpaceRule {
   std::shared_ptr<const Passes> passes{};
   std::string why{};
   /// Parameters with one element per pixel, which are sharded like the maps. dims[i] is the dimension of the
-  /// parameter that axis i cuts; -1: none. Other parameters are the same on all ranks.
+  /// parameter that axis i cuts. -1: none. Other parameters are the same on all ranks.
   struct Pixelwise {
     Parameter* parameter;
     std::vector<int> dims;
@@ -136,8 +136,8 @@ struct SpaceRule {
 };
 
 /// A layer or a tree of layers. A derived class registers its children and parameters under names in its
-/// constructor; the dotted path of a node (`layers.1.attention.q_proj`) never changes afterwards. Parallelism
-/// changes layouts of parameters and sets boundaries; types and paths stay.
+/// constructor. The dotted path of a node (`layers.1.attention.q_proj`) never changes afterwards. Parallelism
+/// changes layouts of parameters and sets boundaries. Types and paths stay.
 ///
 /// Order: build (shapes, no memory) → parallelise → materialise → initialise → passes.
 class Module {
@@ -150,32 +150,32 @@ class Module {
   // --- the passes: not virtual; the common part of every layer is here ---
 
   /// Runs in this order: around → pre-forward hooks → boundaries before → do_forward → boundaries after →
-  /// finish_forward → post-forward hooks. Throws layout if the layer does not accept the layout of an input;
-  /// bad_argument for wrong shapes.
+  /// finish_forward → post-forward hooks. Throws layout if the layer does not accept the layout of an input,
+  /// and bad_argument for wrong shapes.
   Tensors forward(Inputs x, Frame& frame);
   /// Runs the reverse of forward: around → pre-backward hooks → begin_backward → adjoints of the boundaries
   /// after → do_backward → adjoints of the boundaries before → post-backward hooks. `dy` has the gradients of
-  /// the outputs of forward; the result has the gradients of the differentiable inputs, in their order.
+  /// the outputs of forward. The result has the gradients of the differentiable inputs, in their order.
   Tensors backward(Inputs dy, Frame& frame);
-  /// Like the function above, but leaves the gradients of weights to `left_over`, whose run() computes them:
-  /// of Linear, Embedding, Conv2d and ConvTranspose2d, including layers that compute on parts of maps.
-  /// Gradients of biases and norms are small; this function computes them. A module with a scope around its
-  /// backward (fully_shard) leaves nothing over: its work is done before the scope ends.
+  /// Like the function above, but leaves the gradients of weights to `left_over`, whose run() computes them.
+  /// These are the weights of Linear, Embedding, Conv2d and ConvTranspose2d, including layers that compute on
+  /// parts of maps. Gradients of biases and norms are small, and this function computes them. A module with a
+  /// scope around its backward (fully_shard) leaves nothing over. Its work is done before the scope ends.
   Tensors backward(Inputs dy, Frame& frame, LeftOver& left_over);
 
   // --- names ---
 
-  /// Dotted path from the root; "" at the root.
+  /// Dotted path from the root. "" at the root.
   const std::string& path() const noexcept { return path_; }
-  /// A descendant by its path relative to this node; "" is this node. If it does not exist, throws
-  /// bad_argument; the text says how far the path led, and which children there are.
+  /// A descendant by its path relative to this node. "" is this node. If it does not exist, throws
+  /// bad_argument. The text says which part of the path exists, and which children there are.
   Module& get(std::string_view path);
   /// A parameter by its path relative to this node ("layers.0.mlp.up_proj.weight"). A tied weight is found
   /// under each of its names.
   ParameterRef parameter(std::string_view path);
   using Child = std::pair<std::string, Module*>;
   const std::vector<Child>& children() const noexcept { return children_; }
-  /// This node's own parameters, by name; including tied parameters.
+  /// This node's own parameters, by name, including tied parameters.
   const std::vector<std::pair<std::string, ParameterRef>>& own_parameters() const noexcept { return own_; }
   const std::vector<std::pair<std::string, ModuleBufferRef>>& own_buffers() const noexcept {
     return own_buffers_;
@@ -196,22 +196,22 @@ class Module {
   virtual ShardRule shard_rule(Split split) const;
 
   /// Whether the module's own code, between its children, follows the rules of exact mode (docs/exact.md) if
-  /// the Frame says so: a sum that parallelism may split is made over blocks. The default is no.
+  /// the Frame says so. Such code makes a sum that parallelism may split over blocks. The default is no.
   virtual bool has_exact_rule() const { return false; }
 
   /// How the module computes on a part of a map. Axis i of `axes` cuts dimension dims[i]. The default is
   /// unknown.
   virtual SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const;
-  /// From now on `passes` runs the passes; null: the module's own code runs them. Hooks and boundaries stay
+  /// From now on `passes` runs the passes. Null: the module's own code runs them. Hooks and boundaries stay
   /// around them.
   void set_passes(std::shared_ptr<const Passes> passes) { passes_ = std::move(passes); }
   const std::shared_ptr<const Passes>& passes() const noexcept { return passes_; }
 
-  /// The plan by which ranks share the work of the layers inside the module: the plan that was set for this
-  /// instance, otherwise the plan of its kind; empty if it has none. parallelize(root, axis) collects the
-  /// plans of all modules of the tree.
+  /// The plan by which ranks share the work of the layers inside the module. It is the plan that was set for
+  /// this instance, otherwise the plan of its kind, and empty if it has none. parallelize(root, axis)
+  /// collects the plans of all modules of the tree.
   OwnPlan own_plan() const { return instance_plan_ ? *instance_plan_ : class_plan(); }
-  /// Sets the plan of this instance, which replaces the plan of its kind; an empty plan leaves the module
+  /// Sets the plan of this instance, which replaces the plan of its kind. An empty plan leaves the module
   /// whole. nullopt: the plan of its kind applies again.
   void set_own_plan(std::optional<OwnPlan> plan) { instance_plan_ = std::move(plan); }
 
@@ -238,7 +238,7 @@ class Module {
   void set_recompute(std::optional<Recompute> recompute) { recompute_ = recompute; }
   const std::optional<Recompute>& recompute() const noexcept { return recompute_; }
 
-  // --- what parallelism and others attach ---
+  // --- boundaries, hooks and scopes that parallelism and others attach ---
 
   /// A boundary, and the tensor to which it applies: the tensor's index among the floating-point inputs (or
   /// outputs) of the module, or kEvery.
@@ -247,11 +247,11 @@ class Module {
     int index;
   };
   static constexpr int kEvery = -1;
-  /// The boundaries in the order in which forward applies them; backward undoes them in reverse order.
+  /// The boundaries in the order in which forward applies them. Backward undoes them in reverse order.
   const std::vector<PlacedBoundary>& before() const noexcept { return before_; }
   const std::vector<PlacedBoundary>& after() const noexcept { return after_; }
   /// Adds a boundary as the last boundary before (or after) this module. Throws bad_argument for null, and
-  /// for an index below kEvery; a pass throws bad_argument if there is no tensor with that index.
+  /// for an index below kEvery. A pass throws bad_argument if there is no tensor with that index.
   void add_before(BoundaryRef boundary, int input = kEvery);
   void add_after(BoundaryRef boundary, int output = kEvery);
 
@@ -268,8 +268,8 @@ class Module {
   /// The hook stays until the returned handle or the module is destroyed.
   [[nodiscard]] HookHandle add_hook(HookPoint point, Hook hook);
   /// Runs around a pass: `enter` before all other parts of the pass, and `leave` after them. If the pass
-  /// throws, `leave` still runs; the pass's error is passed on, and an error of `leave` is dropped. Several
-  /// Arounds are left in reverse order; `leave` is not called if `enter` was not called. This is for weights
+  /// throws, `leave` still runs. The pass's error is passed on, and an error of `leave` is dropped. Several
+  /// Arounds are left in reverse order. `leave` is not called if `enter` was not called. This is for weights
   /// that are gathered for a pass and released after it.
   struct Around {
     std::function<void(Module&, Frame&)> enter, leave;
@@ -282,12 +282,12 @@ class Module {
   /// new in this module.
   void add(std::string name, Module& child);
   ParameterRef add(std::string name, ParameterRef parameter);
-  /// Registers a buffer of this module; no parameter of the module may have its name.
+  /// Registers a buffer of this module. No parameter of the module may have its name.
   ModuleBufferRef add(std::string name, ModuleBufferRef buffer);
   /// Gives one of this module's own parameters another name, which must be new in this module. This changes
-  /// its path, so do not call it after the model was built.
+  /// its path. So do not call it after the model was built.
   void rename_parameter(std::string_view name, std::string to);
-  /// Replaces this module's parameter of that name by another module's parameter: both modules then use one
+  /// Replaces this module's parameter of that name by another module's parameter. Both modules then use one
   /// weight, under the path of the other module.
   ParameterRef tie(std::string_view name, ParameterRef parameter);
   /// The kind of memory for the results of do_forward and do_backward: shared if a boundary will communicate
@@ -297,16 +297,16 @@ class Module {
   /// Throws bad_argument unless `x` holds `count` tensors: `"path": got 2 inputs; expected 1`.
   void expect_count(Inputs x, std::size_t count, const char* what) const;
 
-  /// The plan of every module of this kind; by default there is none.
+  /// The plan of every module of this kind. By default there is none.
   virtual OwnPlan class_plan() const { return {}; }
 
  private:
   void expect_new_name(std::string_view what, std::string_view name) const;
   virtual Tensors do_forward(Inputs x, Frame& frame) = 0;
   virtual Tensors do_backward(Inputs dy, Frame& frame) = 0;
-  /// Runs on the result of the boundaries after the layer; a row-parallel layer adds its bias here, once.
+  /// Runs on the result of the boundaries after the layer. A row-parallel layer adds its bias here, once.
   virtual void finish_forward(Tensors& y, Frame& frame);
-  /// The counterpart of finish_forward() in backward; runs before the adjoints of these boundaries.
+  /// The counterpart of finish_forward() in backward. It runs before the adjoints of these boundaries.
   virtual void begin_backward(Inputs dy, Frame& frame);
   void expect_here(const char* what, Inputs x, const Frame& frame) const;
   void expect_boundary(std::string_view call, const BoundaryRef& boundary, int index) const;
@@ -371,7 +371,7 @@ class AnyPart : public Module {
 /// A sequence of children, called "0", "1", … or by names. Each child gets the output of the child before it.
 class Sequential : public AnyPart<Sequential> {
  public:
-  /// Takes ownership of `child`, and calls it by the next number, or by `name`.
+  /// Takes ownership of `child`. The child's name is the next number, or `name`.
   Module& append(std::unique_ptr<Module> child);
   Module& append(std::string name, std::unique_ptr<Module> child);
   std::size_t size() const noexcept { return owned_.size(); }

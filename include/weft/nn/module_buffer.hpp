@@ -1,4 +1,4 @@
-// Tensors that a module keeps in addition to its parameters: they have layouts and are saved like weights,
+// Tensors that a module keeps in addition to its parameters. They have layouts and are saved like weights,
 // but are not trained.
 #pragma once
 
@@ -12,7 +12,7 @@
 namespace weft {
 
 /// A tensor that a module keeps in addition to its parameters (the vectors of a spectral norm, the bias of a
-/// router): it has a name and a layout and is saved like a parameter, but is not trained. Layout, memory and
+/// router). It has a name and a layout and is saved like a parameter, but is not trained. Layout, memory and
 /// values are set in the same order as for a Parameter.
 class ModuleBuffer {
  public:
@@ -28,13 +28,13 @@ class ModuleBuffer {
   DType dtype() const noexcept { return dtype_; }
   const Init& init() const noexcept { return init_; }
   bool saved() const noexcept { return saved_; }
-  /// The layout over the root mesh; null: a plain tensor on one rank.
+  /// The layout over the root mesh. Null: a plain tensor on one rank.
   LayoutRef layout() const noexcept { return layout_; }
-  /// Call it before materialise; later it throws bad_argument. Throws layout if the global shape of `layout`
+  /// Call it before materialise. Later it throws bad_argument. Throws layout if the global shape of `layout`
   /// is not global_shape(), or if `layout` is Partial.
   void set_layout(LayoutRef layout);
-  /// Allocates the buffer, uninitialised, in the memory of `compute`, which must outlive the buffer. Throws
-  /// bad_argument if the buffer already has memory.
+  /// Allocates the buffer, uninitialised, in the memory of `compute`, which must exist longer than the
+  /// buffer. Throws bad_argument if the buffer already has memory.
   void materialise(Compute& compute, Memory memory = Memory::local);
   bool materialised() const noexcept { return static_cast<bool>(tensor_); }
   /// The Compute with which the buffer was materialised. Before materialise it throws bad_argument that names

@@ -29,9 +29,9 @@ class RMSNorm : public AnyPart<RMSNorm> {
 /// y = (x - mean) / sqrt(variance + eps) · weight + bias over the last dimension, or the last dimensions,
 /// with the biased variance; x, y: (…, normalised dimensions). weight and bias have the normalised
 /// dimensions, so each element has its own gain. J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization",
-/// 2016. x may be split along any other dimension; the gradients of weight and bias are then Partial(sum)
-/// on that axis. After apply_domain_parallel() (weft/domain/domain.hpp) the layer normalises maps that are
-/// cut in space; weight and bias are then sharded like the maps.
+/// 2016. x may be split along any other dimension. The gradients of weight and bias are then Partial(sum) on
+/// that axis. After apply_domain_parallel() (weft/domain/domain.hpp) the layer normalises maps that are cut
+/// in space. weight and bias are then sharded like the maps.
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(std::int64_t dim, double eps = 1e-5);
@@ -53,7 +53,7 @@ class LayerNorm : public Module {
   double eps_;
 };
 
-/// Layer norm of each pixel over its channels; x, y: (batch, channels, height, width), or any shape (batch,
+/// Layer norm of each pixel over its channels. x, y: (batch, channels, height, width), or any shape (batch,
 /// channels, …). Gain g and bias b have shape (1, channels, 1, 1); names and shapes are those of the weather
 /// models that use this layer (miles-credit). x may be split along any dimension except the channels; the
 /// gradients of g and b are then Partial(sum) on that axis.
@@ -74,8 +74,8 @@ class ChannelNorm : public AnyPart<ChannelNorm> {
 /// channels of a sample and all their pixels, as torch.nn.GroupNorm; x, y: (batch, channels, …), weight,
 /// bias: (channels). Y. Wu, K. He, "Group Normalization", 2018. x may be split in any dimension. If the
 /// channels are split (a split by columns), each rank must have whole groups. If pixels are split, forward
-/// and backward are collective among the ranks that share a map: one all-reduce of two numbers of f64 for
-/// each sample and group.
+/// and backward are collective among the ranks that share a map. They need one all-reduce of two numbers of
+/// f64 for each sample and group.
 class GroupNorm : public AnyPart<GroupNorm> {
  public:
   /// Throws bad_argument unless groups is at least 1 and divides channels.
@@ -106,12 +106,12 @@ struct BatchNormConfig {
 /// y = (x - mean) / sqrt(variance + eps) · weight + bias for each channel, as torch.nn.BatchNorm2d and
 /// SyncBatchNorm; x, y: (batch, channels, …), weight, bias and the buffers running_mean, running_var:
 /// (channels). S. Ioffe, C. Szegedy, "Batch Normalization", 2015. In training, mean and (biased) variance are
-/// those of the samples and pixels of the pass, on all ranks of the axes; the running statistics are updated
+/// those of the samples and pixels of the pass, on all ranks of the axes. The running statistics are updated
 /// with this mean and the unbiased variance. Outside training, mean and variance are the running statistics.
 ///
 /// x may be split along any dimension. A split of the channels is a split by columns, and needs no
-/// communication. Otherwise forward (in training) and backward are collective among the ranks of the axes:
-/// each makes one all-reduce of 2 · channels + 1 numbers of f64.
+/// communication. Otherwise forward (in training) and backward are collective among the ranks of the axes.
+/// Each makes one all-reduce of 2 · channels + 1 numbers of f64.
 class BatchNorm : public AnyPart<BatchNorm> {
  public:
   /// Throws bad_argument for channels below 1, for an eps that is not above 0, and for a momentum outside of

@@ -1,5 +1,5 @@
-// Optimizers: compute new values from gradients; each rank works on its own parts. Used by the thread that
-// owns the model.
+// Optimizers: compute new values from gradients. Each rank works on its own parts. The thread that owns the
+// model uses it.
 #pragma once
 
 #include <functional>
@@ -20,41 +20,41 @@ struct ParameterGroup {
   /// (weft/nn/path_pattern.hpp).
   std::vector<std::string> patterns;
   double rate = 1;  ///< a factor of the learning rate; 0: values do not change if gradients are finite
-  /// The decay of all parameters of the group, also of those that do not decay otherwise
+  /// The decay of all parameters of the group, also of parameters that otherwise do not decay
   /// (Parameter::decays()). Without a value the group decays as the optimizer's options say.
   std::optional<double> weight_decay = std::nullopt;
 };
 
-/// Trains the given parameters that are trainable when the optimizer is made. step() leaves out a parameter
-/// that was frozen later, and throws bad_argument for a parameter that was frozen when the optimizer was made
-/// and is trainable now, unless add() was called. The state of each parameter is kept under its path, on the
-/// device of the Compute, with the layout that the master had when the state was made. The constructor throws
-/// bad_argument for an option that is out of range, for a parameter given twice, and if a master is on
-/// another device. step() throws
-/// layout, naming parameter and axis, if a gradient is still Partial on some axis, or if a gradient or a
-/// state has another layout than the master. It throws bad_argument, naming the parameters, if parameters
-/// have no gradient. It throws before anything changes.
+/// Trains the given parameters that are trainable when the optimizer is made. step() leaves out a
+/// parameter that was frozen later. It throws bad_argument for a parameter that was frozen when the
+/// optimizer was made and is trainable now, unless add() was called. The state of each parameter is kept
+/// under its path, on the device of the Compute, with the layout that the master had when the state was
+/// made. The constructor throws bad_argument for an option that is out of range, for a parameter given
+/// twice, and if a master is on another device. step() throws layout, naming parameter and axis, if a
+/// gradient is still Partial on some axis, or if a gradient or a state has another layout than the master.
+/// It throws bad_argument, naming the parameters, if parameters have no gradient. It throws before
+/// anything changes.
 ///
-/// `groups`: if several groups match a parameter, the last one counts. The constructor throws bad_argument
+/// `groups`: if several groups match a parameter, the last one is used. The constructor throws bad_argument
 /// for a pattern that matches none of the given parameters, and for a rate or a weight_decay that is negative
 /// or not finite.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
-  /// Takes one step with learning rate `lr` over all parameters given to the constructor. Leaves the
-  /// gradients as they are. Throws bad_argument for a rate that is negative or not finite, and while values
-  /// for evaluation, or averages (Ema), are in the place of the masters.
+  /// Takes one step with learning rate `lr` over all parameters given to the constructor. It does not change
+  /// the gradients. Throws bad_argument for a rate that is negative or not finite, and while values for
+  /// evaluation, or averages (Ema), are in the place of the masters.
   void step(double lr);
   /// Forgets all gradients.
   void zero_gradients() noexcept;
-  /// Begins to train a parameter that was frozen: call it when the parameter is unfrozen, before the next
+  /// Begins to train a parameter that was frozen. Call it when the parameter is unfrozen, before the next
   /// step. Its state begins as that of a new optimizer, and its group is the one that the constructor would
   /// choose. Throws bad_argument if the optimizer trains the parameter already, or if it is still frozen.
   void add(Parameter& parameter);
 
-  /// Calls see(path, name, tensor) for every tensor of the state, in the order of the parameters. This is for
+  /// Calls see(path, name, tensor) for every tensor of the state, in the order of the parameters. It is for
   /// checkpoints: the caller may write values into the tensors. "step" is i64 of shape (1), and other tensors
-  /// without a layout are f64; both are on the host, and equal on all ranks. The other tensors are f32 and
+  /// without a layout are f64. Both are on the host, and equal on all ranks. The other tensors are f32 and
   /// have the parameter's local shape and layout. Throws bad_argument while the values for evaluation are
   /// swapped in.
   using Visitor = std::function<void(const std::string& path, std::string_view name, const Tensor& tensor)>;
@@ -64,10 +64,10 @@ class Optimizer {
   std::uint64_t digest() const noexcept { return digest_; }
 
   /// Some optimizers train other values than those to evaluate and to export (ScheduleFreeAdamW). swap_in()
-  /// writes the values for evaluation into the masters; swap_out() writes the trained values back, to the
-  /// same bits. In between, the masters must not be written. For other optimizers both leave the masters
-  /// alone. swap_in() throws bad_argument if they are already swapped in, or if averages (Ema) are in the
-  /// place of the masters, and swap_out() throws it if they are not swapped in.
+  /// writes the values for evaluation into the masters. swap_out() writes the trained values back, to the
+  /// same bits. In between, the program must not write the masters. For other optimizers both do not change
+  /// the masters. swap_in() throws bad_argument if they are already swapped in, or if averages (Ema) are in
+  /// the place of the masters. swap_out() throws it if they are not swapped in.
   void swap_in();
   void swap_out();
   bool swapped() const noexcept { return swapped_; }
@@ -110,14 +110,14 @@ class Optimizer {
   /// `digest`: of the kind and the options. `weight_decay`: of parameters with Parameter::decays().
   Optimizer(Compute& compute, std::vector<Parameter*> parameters, std::vector<ParameterGroup> groups,
             std::uint64_t digest, double weight_decay);
-  /// The constructor of each class calls it once: makes the states.
+  /// The constructor of each class calls it once. It makes the states.
   void begin(std::function<StateNames(const Parameter&)> names);
   Compute& compute() const noexcept { return *compute_; }
   State& state_of(std::size_t parameter) noexcept { return states_[parameter]; }
 
  private:
   virtual void update(const Item& item) = 0;
-  /// All steps of one step(). Overridden by optimizers that treat several parameters together.
+  /// All steps of one step(). Optimizers that treat several parameters together override it.
   virtual void update_all(std::span<const Item> items) {
     for (const Item& item : items) update(item);
   }
@@ -200,7 +200,7 @@ class Lion : public Optimizer {
 ///   y ← (1−c)·y + c·z − lr·(1 − b1·(1−c))·d,  z ← z − lr·d
 ///
 /// where r is the highest learning rate so far. Use a constant rate after a warm-up. Evaluate and export with
-/// `Optimizer::Swapped`: it writes x into the masters, and needs memory for a copy of them meanwhile. State:
+/// `Optimizer::Swapped`. It writes x into the masters, and needs memory for a copy of them meanwhile. State:
 /// "z", "exp_avg_sq", "rates" (the sum of r² and r), "step".
 class ScheduleFreeAdamW : public Optimizer {
  public:

@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// y = x + branch(x). The child is called "branch"; its output has the shape and the layout of x.
+/// y = x + branch(x). The child is called "branch". Its output has the shape and the layout of x.
 class Residual : public AnyPart<Residual> {
  public:
   explicit Residual(std::unique_ptr<Module> branch) : branch_(std::move(branch)) { add("branch", *branch_); }

@@ -9,9 +9,9 @@
 
 namespace weft {
 
-/// How a learning rate moves after its warm-up.
+/// The course of a learning rate after its warm-up.
 enum class ScheduleForm : std::uint8_t {
-  none,      ///< `peak` at every step, without a warm-up: for optimizers that need no schedule
+  none,      ///< `peak` at every step, without a warm-up. For optimizers that need no schedule
   constant,  ///< stays at `peak`
   linear,    ///< falls along a straight line
   cosine,    ///< falls along half a cosine (I. Loshchilov, F. Hutter, SGDR, arXiv:1608.03983, no restarts)
@@ -44,10 +44,10 @@ DecayShape decay_shape_from_name(std::string_view name);
 /// `total` on the rate is `floor`.
 struct Schedule {
   ScheduleForm form = ScheduleForm::cosine;
-  double peak = 1e-3, floor = 0;          ///< `floor` is not used by none and constant
+  double peak = 1e-3, floor = 0;          ///< `floor`: none and constant do not use it
   std::int64_t warmup = 0;                ///< steps; none: 0
-  std::int64_t total = 1;                 ///< steps; not used by none and constant
-  std::int64_t decay = 0;                 ///< wsd: steps of the decay, which end at `total`; others: 0
+  std::int64_t total = 1;                 ///< steps; none and constant do not use it
+  std::int64_t decay = 0;                 ///< wsd: steps of the decay, which ends at `total`; others: 0
   DecayShape shape = DecayShape::linear;  ///< wsd; others: linear
 
   /// Throws bad_argument, which names the field, unless peak is finite, 0 <= floor <= peak, 0 <= warmup <
@@ -59,8 +59,8 @@ struct Schedule {
   bool operator==(const Schedule&) const = default;
 };
 
-/// The fields that the form uses, as "name=value" separated by blanks; numbers read back to the same bits:
-/// "form=wsd peak=0.002 floor=0 warmup=10 total=100 decay=20 shape=1-sqrt".
+/// The fields that the form uses, as "name=value" separated by blanks. The numbers can be read back to the
+/// same bits: "form=wsd peak=0.002 floor=0 warmup=10 total=100 decay=20 shape=1-sqrt".
 std::string to_string(const Schedule& schedule);
 
 }  // namespace weft

@@ -26,10 +26,10 @@ class PositionBias : public Module {
 
   Sequential layers;
 
-  /// The offsets, (copies, (2w + 1)^2, 2), for ranks whose scores have the layout `scores` (null: plain): one
-  /// copy for each rank along the axes that cut the scores; each rank has its own copy, Shard(0). So the
-  /// gradients of the weights are Partial(sum) on these axes: each rank has the part of its own heads and
-  /// samples, and reduce_gradients sums them.
+  /// The offsets, (copies, (2w + 1)^2, 2), for ranks whose scores have the layout `scores` (null: plain).
+  /// There is one copy for each rank along the axes that cut the scores. Each rank has its own copy,
+  /// Shard(0). So the gradients of the weights are Partial(sum) on these axes. Each rank has the part of its
+  /// own heads and samples, and reduce_gradients sums them.
   Tensor coordinates(Frame& frame, const LayoutRef& scores) const;
   /// For each (query, key), the row of the table that is its bias: (pixels, pixels), i64.
   Tensor rows(Frame& frame) const;
@@ -42,9 +42,9 @@ class PositionBias : public Module {
   std::vector<std::int64_t> rows_;
 };
 
-/// Which pixels make up a window. neighbours ("short" distance): a square of adjacent pixels. strided ("long"
-/// distance): the same number of pixels, spread over the whole map: in a map of height H, window r has the
-/// rows l H/window + r, l = 0 … window - 1.
+/// The pixels that make up a window. neighbours ("short" distance): a square of adjacent pixels. strided
+/// ("long" distance): the same number of pixels, spread over the whole map. In a map of height H, window r
+/// has the rows l H/window + r, l = 0 … window - 1.
 enum class Windows : unsigned char { neighbours, strided };
 
 struct WindowAttentionConfig {
@@ -58,13 +58,13 @@ struct WindowAttentionConfig {
 
 /// y = to_out(softmax(q kᵀ / sqrt(head_dim) + bias) v), with q, k, v = to_q, to_k, to_v of norm(x), among the
 /// pixels of each window; all heads share one bias. x, y: (batch, dim, height, width); height and width are
-/// multiples of the window. The module does not add the residual. heads · head_dim may be less than dim; only
+/// multiples of the window. The module does not add the residual. heads · head_dim may be less than dim. Only
 /// to_out has a bias. Names are those of miles-credit's WXFormer.
 ///
 /// x may be split in the batch. The sizes of the outputs of to_q, to_k and to_v determine the number of this
-/// rank's heads: over an axis that splits heads these three layers are column layers, and a boundary after
-/// `norm` sums their dx, once for all three; to_out is a row layer. The module's own plan says this. Norm and
-/// position bias are replicated; the gradients of the position bias are Partial(sum), because each rank has
+/// rank's heads. Over an axis that splits heads these three layers are column layers, and a boundary after
+/// `norm` sums their dx, once for all three. to_out is a row layer. The module's own plan says this. Norm and
+/// position bias are replicated. The gradients of the position bias are Partial(sum), because each rank has
 /// its own heads.
 class WindowAttention : public Module {
  public:
@@ -82,9 +82,9 @@ class WindowAttention : public Module {
   std::vector<Unit> units() const override { return {{"heads", config_.heads}}; }
 
   /// The passes for a part of the windows of larger maps, for code that cuts maps in space. x: (batch, dim,
-  /// height, width) of whole windows; its layout says how samples and weights are cut. `windows`: the layout
-  /// of maps with one pixel per window; x has this rank's windows. Samples of x beyond the batch of `windows`
-  /// are padding. So the same weights are dropped wherever the maps are cut.
+  /// height, width) of whole windows. Its layout says how samples and weights are cut. `windows`: the layout
+  /// of maps with one pixel per window. x has this rank's windows. Samples of x beyond the batch of `windows`
+  /// are padding. So the dropped weights do not depend on the cuts of the maps.
   Tensors forward_part(const Tensor& x, Frame& frame, const LayoutRef& windows) {
     return forward_windows(x, frame, windows);
   }

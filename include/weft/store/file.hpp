@@ -10,9 +10,9 @@
 namespace weft {
 
 /// A store in the file at `path`, which is created if it does not exist. All processes and threads that open
-/// the same file share one table. The file only grows: use it to start a job, and not to exchange data. If a
-/// process is killed while it writes, the store stays valid. If a process is stopped while it writes, the
-/// others wait, and throw `timeout` after `patience`. The program must remove the file; a store whose file
+/// the same file share one table. The file only grows. So use it to start a job, and not to exchange data. If
+/// a process is killed while it writes, the store stays valid. If a process is stopped while it writes, the
+/// others wait, and throw `timeout` after `patience`. The program must remove the file. A store whose file
 /// was removed throws peer_lost. On network file systems, flock(2) must work across hosts.
 ///
 /// Throws system if the file cannot be opened, is not a store's file, belongs to another user, may be written

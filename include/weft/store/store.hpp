@@ -15,9 +15,9 @@ inline constexpr int kMaxRanks = 65536;  ///< the largest number of ranks of a j
 
 /// Thread-safe. If several jobs could use one store, keys must begin with the job's name. Every function may
 /// throw system, or peer_lost if the server has ended, with the key in the text. `deadline`: how long the
-/// store itself may take to answer; only get() also waits for other ranks. After the deadline a function
-/// throws timeout, and the store may or may not have carried out the request. With Deadline::never() a store
-/// in another process or in a file may take half a minute.
+/// store itself may take to answer. Only get() also waits for other ranks. After the deadline a function
+/// throws timeout. The store may or may not have carried out the request. With Deadline::never() a store in
+/// another process or in a file may take half a minute.
 class Store {
  public:
   virtual ~Store() = default;

@@ -5,13 +5,13 @@
 
 namespace weft {
 
-/// Returns the style of a name in an OwnPlan. These names are those of Style, and two more for a module that
-/// feeds several column layers, where one boundary after that module sums the layers' dx:
+/// Returns the style of a name in an OwnPlan. These names are those of Style, and two more for a module whose
+/// output several column layers take. One boundary after that module then sums the layers' dx:
 ///
 ///   feeds_columns   –        after: x of the column layers is whole; their dx are summed here, once
 ///   fed_column      column   no boundary of its own
 ///
-/// Throws bad_argument for any other name; the text lists the names: `style "colums"; expected one of enter,
+/// Throws bad_argument for any other name. The text lists the names: `style "colums"; expected one of enter,
 /// column, …`.
 const Style& style_named(std::string_view name);
 
@@ -37,11 +37,11 @@ struct OwnPlanCount {
 /// Calls parallelize() with the combined plans of all modules of the tree that have a plan. If a layer of a
 /// module stays whole by default, the whole module is skipped: its plan and its units() are not used. Then
 /// rank 0 of the root logs a warning with the numbers of split and skipped modules, or an error if nothing
-/// was split; the program continues.
+/// was split. The program continues.
 ///
 /// Throws the errors of parallelize(), before anything changes. Throws bad_argument if no module has a plan,
 /// if a plan has columns but no rows or rows but no columns, if a plan has styles in addition to columns and
-/// rows, and if a style does not exist; each text names the module with the plan.
+/// rows, and if a style does not exist. Each text names the module with the plan.
 OwnPlanCount parallelize(Module& root, const DeviceMesh& axis, const OwnPlanOptions& options = {});
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Applies a plan to a model that has no memory yet. Pure arithmetic, no communication; each rank calls it for
+// Applies a plan to a model that has no memory yet. Pure arithmetic, no communication. Each rank calls it for
 // its own copy of the tree.
 #pragma once
 
@@ -8,10 +8,10 @@
 
 namespace weft {
 
-/// Splits the layers that `plan` names over `axis`, a sub-mesh of one or more axes: sets layouts of
+/// Splits the layers that `plan` names over `axis`, a sub-mesh of one or more axes. It sets layouts of
 /// parameters and boundaries of modules, and nothing else. Types and paths stay. Parameters that already have
 /// a layout keep it on the other axes. parallelize() does not change parameters to which the plan does not
-/// apply: call replicate() for them.
+/// apply. Call replicate() for these.
 ///
 /// On an axis of one rank it only checks the plan.
 ///

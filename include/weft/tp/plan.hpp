@@ -1,5 +1,5 @@
-// Which layers are split over the ranks of tensor-parallel axes, and how: a list of path patterns. A value;
-// any thread.
+// A list of path patterns: the layers that are split over the ranks of tensor-parallel axes, and how each is
+// split. A value; any thread.
 #pragma once
 
 #include <initializer_list>
@@ -14,8 +14,8 @@
 
 namespace weft {
 
-/// How one module is split. A Style is plain data; the library knows nothing else about it. These styles are
-/// built in:
+/// How one module is split. A Style is plain data. The library has no other information about it. These
+/// styles are built in:
 ///
 ///   Style            split    parameters                         boundaries
 ///   enter            –        –                                  before: x is whole; dx of the column layers
@@ -32,7 +32,7 @@ namespace weft {
 ///   cut_sequence     –        whole                              after: y, whole, is cut along dimension 1
 ///   gather_sequence  –        whole                              before: x, cut along dimension 1, is gathered
 ///
-/// The first five styles are for tensors that are whole between layers; on_sequence() converts each of them
+/// The first five styles are for tensors that are whole between layers. on_sequence() converts each of them
 /// into the style for tensors that are cut along the sequence between layers. Make other styles in the same
 /// way: Style{"mine", {}, Style::Change{Replicate{}, Shard{1}}, {}, …}.
 struct Style {
@@ -46,17 +46,17 @@ struct Style {
   std::optional<Split> split{};
   std::optional<Change> before{};     ///< the change of each floating-point input
   std::optional<Change> after{};      ///< the change of each floating-point output
-  bool before_is_for_inside = false;  ///< `before` serves the column layers inside, so there must be one
+  bool before_is_for_inside = false;  ///< `before` is for the column layers inside, so there must be one
   /// `before` is left out if a module with before_is_for_inside is around this module
   bool shares_before = false;
-  /// Whether the numbers of ShardRule::whole_units need not be multiples of the number of ranks: parts then
+  /// Whether the numbers of ShardRule::whole_units need not be multiples of the number of ranks. Parts then
   /// differ by one unit, and may be empty.
   bool uneven = false;
 
   /// Returns this style for tensors that are Shard(dim) (the sequence) between modules, and not whole
   /// (Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, arXiv:2205.05198,
-  /// section 4.2.2): an input that would be whole is gathered along `dim`, and its gradient is
-  /// reduce-scattered; an output that would be all-reduced is reduce-scattered, and its gradient is gathered.
+  /// section 4.2.2). An input that would be whole is gathered along `dim`, and its gradient is
+  /// reduce-scattered. An output that would be all-reduced is reduce-scattered, and its gradient is gathered.
   /// Gathered features stay gathered.
   Style on_sequence(int dim = 1) const {
     Style s = *this;
@@ -90,7 +90,7 @@ inline const Style Style::sequence{.name = "sequence", .after = Change{Shard{1},
 inline const Style Style::cut_sequence{.name = "cut_sequence", .after = Change{Replicate{}, Shard{1}}};
 inline const Style Style::gather_sequence{.name = "gather_sequence", .before = Change{Shard{1}, Replicate{}}};
 
-/// Patterns are dotted paths in which `*` stands for exactly one step with any name, or for any part of the
+/// Patterns are dotted paths. In them `*` stands for exactly one step with any name, or for any part of the
 /// name of a step: "layers.*.attention", "layers.*.mlp.*_proj".
 class Plan {
  public:
@@ -106,8 +106,8 @@ class Plan {
     return *this;
   }
   const std::vector<Entry>& entries() const noexcept { return entries_; }
-  /// States that the module at `path` (not a pattern) itself stays whole: parallelize() does not check its
-  /// units(), even if entries split layers inside the module.
+  /// States that the module at `path` (not a pattern) itself stays whole. parallelize() then does not check
+  /// its units(), even if entries split layers inside the module.
   Plan& leave_whole(std::string path) {
     left_whole_.push_back(std::move(path));
     return *this;

@@ -75,8 +75,8 @@ class Float8Model {
 /// Converts Linear layers of `model`; see Float8Linears for what they compute. Call it after parallelize()
 /// and before fully_shard(), on all ranks with the same arguments; before or after materialise(). Types,
 /// paths, masters, layouts and optimizer states do not change, so checkpoints that were saved with float8
-/// load without, and the other way round. A weight that is tied to a layer's after the call is gathered as
-/// it is, not as codes.
+/// load without it, and the reverse holds, too. A weight that is tied to a layer's after the call is gathered
+/// as it is, not as codes.
 ///
 /// Sizes of weights that are no multiples of 16 stay unconverted, as the products of GPUs need them.
 ///

@@ -33,7 +33,7 @@ def _is_dense(tensor):
     return True
 
 
-_no_tensors = set()  # types of arguments that are none
+_no_tensors = set()  # types of arguments that are no tensors
 
 
 def expect_plain(tensor, name):

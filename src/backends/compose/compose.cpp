@@ -22,7 +22,7 @@ constexpr std::int64_t kChunkBytes = 256 << 10;  // bytes of local work in one p
 constexpr std::int64_t kLeastOfScan = 4 << 10;
 
 // Returns a tag that is made of all values that must be equal in the calls of all ranks. Without this tag,
-// ranks that ask for different reductions would still exchange their blocks, and get different results.
+// ranks that call different reductions would still exchange their blocks, and get different results.
 int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages) noexcept {
   CallRecord r = record_of(s, size);
   if (messages) r.count = 0;  // each receiver compares its own count
@@ -237,7 +237,7 @@ Step Composer::poll_inner(Composed& c) noexcept {
   return all;
 }
 
-// Copies one chunk of the rank's own block; returns false if nothing was left to copy.
+// Copies one chunk of the rank's own block. Returns false if nothing was left to copy.
 bool Composer::copy(Composed& c) noexcept {
   if (c.copy.done == c.copy.total) return false;
   const std::int64_t bytes = std::min(kChunkBytes, c.copy.total - c.copy.done);
@@ -246,7 +246,7 @@ bool Composer::copy(Composed& c) noexcept {
   return true;
 }
 
-// Combines or fills one chunk; returns true if no chunk is left.
+// Combines or fills one chunk. Returns true if no chunk is left.
 bool Composer::work(Composed& c) noexcept {
   if (c.work.done == c.work.total) return true;
   const OpState& s = *c.user;

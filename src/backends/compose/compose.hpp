@@ -6,7 +6,7 @@
 // another order. The ranks exchange the blocks of the inputs, combine them with `reduce` (which gives the
 // canonical bits) and, for all_reduce, exchange the results. This moves as many bytes as a ring algorithm. An
 // average is also composed in this way, because a transport's sum could overflow or wrap before it is
-// divided. A scan is like an all_reduce whose ranks get different results: it moves as many bytes, and each
+// divided. A scan is like an all_reduce whose ranks get different results. It moves as many bytes, and each
 // rank computes all prefixes of its slice.
 #pragma once
 
@@ -17,7 +17,7 @@
 namespace weft {
 
 /// A Backend that has every operation, over an inner backend that has send and recv, or all_to_all_v, and
-/// perhaps more. The inner backend gets calls with separate numbers, in the same order on all ranks: while a
+/// perhaps more. The inner backend gets calls with separate numbers, in the same order on all ranks. While a
 /// composed call still has steps to post, later collectives wait. Operations on device memory are not
 /// composed if that needs arithmetic. traits() returns the traits of the inner backend. Staged data lies in
 /// local memory of `context`, or of its Allocator. After a failure, if the inner backend is not quiet, a peer

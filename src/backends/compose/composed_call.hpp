@@ -32,7 +32,7 @@ struct LocalWork {
   std::int64_t done = 0, total = 0;
 };
 
-/// A collective call of the user that is in flight. The object is reused; its vectors keep their capacity.
+/// A collective call of the user that is in flight. The object is reused. Its vectors keep their capacity.
 struct Composed {
   explicit Composed(int size)
       : inner(static_cast<std::size_t>(2 * size)),
@@ -72,9 +72,9 @@ Block slice(std::int64_t count, int r, int n) noexcept;
 /// first exchange, and its scratch memory, allocated from `memory`. Throws std::bad_alloc, and the errors of
 /// LocalMemory::allocate().
 void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size, LocalMemory& memory);
-/// Plans the second exchange of Plan::reduce and Plan::scan: this rank's slice goes to the ranks that have an
-/// `out`; if this rank has an `out`, it receives the other ranks' slices. Rank 0 of an exscan receives
-/// nothing: it fills its `out` with the identity.
+/// Plans the second exchange of Plan::reduce and Plan::scan. This rank's slice goes to the ranks that have an
+/// `out`. If this rank has an `out`, it receives the other ranks' slices. Rank 0 of an exscan receives
+/// nothing. It fills its `out` with the identity.
 void plan_results(Composed& c, int rank, int size) noexcept;
 
 }  // namespace weft

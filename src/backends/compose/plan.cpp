@@ -90,7 +90,7 @@ void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
   c.outs_count = 0;
   if (c.plan == Plan::scan) {
     c.steps = 2;
-    // The row of a rank's input becomes its prefix; this rank's own prefix goes to its final place.
+    // The row of a rank's input becomes its prefix. This rank's own prefix goes to its final place.
     for (int p = 0; p < size; ++p)
       c.prefixes[static_cast<std::size_t>(p)] =
           p == rank ? s.out + c.mine.offset * element

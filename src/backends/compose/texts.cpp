@@ -75,7 +75,7 @@ std::vector<int> Composer::missing(const OpState& s, std::string& story) noexcep
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   story = before + (ranks.empty()
-                        ? "every rank is there"
+                        ? "every rank has arrived"
                         : fmt::format("{} {} not done {} part (by {})", name_ranks(ranks),
                                       ranks.size() == 1 ? "has" : "have", ranks.size() == 1 ? "its" : "their",
                                       traits_.has(Op::all_to_all_v) ? "all_to_all_v" : "messages"));

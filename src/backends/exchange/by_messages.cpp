@@ -341,7 +341,7 @@ std::vector<int> ExchangeByMessages::missing(const OpState& s, std::string& stor
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   story = ranks.size() == 1 ? std::move(first)
-          : ranks.empty()   ? "every rank is there"
+          : ranks.empty()   ? "every rank has arrived"
                             : fmt::format("{} have not done their part", name_ranks(ranks));
   return ranks;
 }

@@ -18,11 +18,13 @@ namespace weft {
 
 class ExchangeByMessages {
  public:
-  /// `transport` must have send and recv, and must outlive this object. If it fails, the exchange fails.
+  /// `transport` must have send and recv, and must outlive this object. Each box of 16 KiB or more is sent as
+  /// a separate message. If such a box is one piece of memory on a rank, the rank sends it from its place, or
+  /// receives it there.
   ExchangeByMessages(Context& context, Backend& transport, int rank);
   ~ExchangeByMessages();
-  /// To be called if the transport ends while a peer, or the transport's library, may still write to the
-  /// memory of a failed exchange: that memory then exists as long as the Context.
+  /// Call it if the transport ends while a peer, or the transport's library, may still write to the memory of
+  /// a failed exchange. That memory then exists as long as the Context.
   void abandon() noexcept;
   ExchangeByMessages(const ExchangeByMessages&) = delete;
   ExchangeByMessages& operator=(const ExchangeByMessages&) = delete;

@@ -59,7 +59,7 @@ struct Checker {
 
   void box(const ExchangeBox& b, std::size_t index, const char* direction, int peer, bool written) const {
     const auto bad = [&](const std::string& text) {
-      wrong("box {} of what is {} rank {}: {}", index, direction, peer, text);
+      wrong("box {} of the data {} rank {}: {}", index, direction, peer, text);
     };
     if (b.field < 0 || b.field >= static_cast<int>(plan.fields.size()))
       bad(fmt::format("field is {}; expected 0 to {}", b.field, static_cast<int>(plan.fields.size()) - 1));
@@ -172,7 +172,8 @@ struct Checker {
     for (std::size_t i = 0; i < in.boxes.size(); ++i)
       if (in.boxes[i].field != out.boxes[i].field || !(in.boxes[i].counts == out.boxes[i].counts))
         wrong(
-            "box {} of what this rank sends to itself is {} of field {}, and {} of field {} where it is "
+            "box {} of the data that this rank sends to itself is {} of field {}, and {} of field {} where "
+            "it is "
             "received; expected the same",
             i, to_string(in.boxes[i].counts), in.boxes[i].field, to_string(out.boxes[i].counts),
             out.boxes[i].field);
@@ -304,7 +305,7 @@ void check_exchange_memory(const ExchangePlan& plan, const ExchangeProgram& prog
       const BoxInMemory &w = b.written ? b : *o, &r = b.written ? *o : b;
       c.wrong(
           "a box of out of field {} that is received and a box of {} of field {} that is {} overlap; "
-          "expected apart",
+          "expected disjoint memory",
           w.field, r.written ? "out" : "in", r.field, r.written ? "received" : "sent");
     }
   };

@@ -1,5 +1,5 @@
-// A prepared ExchangePlan: all data that transports need from it. Made once for each plan; never changes; any
-// thread.
+// A prepared ExchangePlan: all data that transports need from it. Made once for each plan. It never changes.
+// Any thread may use it.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ struct ExchangeProgram {
     std::int64_t element, elements;                  ///< the bytes of one element, and the number of elements
     std::int64_t offset;                             ///< of the box, in this rank's field
     std::array<std::int64_t, Dims::kMaxDims> steps;  ///< there
-    /// The numbers that replace the indices of dimension 0 in this rank's field; null: the indices
+    /// The numbers that replace the indices of dimension 0 in this rank's field. Null: the indices
     /// themselves.
     const std::int64_t* list;
     std::int64_t at;  ///< the place in the packed bytes
@@ -95,12 +95,12 @@ struct ExchangeProgram {
   /// the indices of boxes whose indices have no constant distance
   std::vector<std::vector<std::int64_t>> lists{};
 
-  /// For kind `add`: adds the elements in the order of the ranks; this rank's own elements are added when it
+  /// For kind `add`: adds the elements in the order of the ranks. This rank's own elements are added when it
   /// is this rank's turn. `memory`: the memory of the fields. `sums_memory`: sums_bytes bytes. `add(i)` must
   /// add the elements that were received by receives[i].
   void add_all(const ExchangeField* memory, std::byte* sums_memory,
                const std::function<void(std::size_t receive)>& add) const;
-  /// Adds the packed bytes of one rank; for use in `add`.
+  /// Adds the packed bytes of one rank, for use in `add`.
   void add_packed(std::size_t receive, const std::byte* packed, const ExchangeField* memory,
                   std::byte* sums_memory) const;
   /// Returns the address from which Sums::place() counts.
@@ -113,7 +113,7 @@ struct ExchangeProgram {
 /// Rounds up to a whole number of cache lines.
 inline std::int64_t on_lines(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-/// Throws bad_argument if a plan is wrong, whatever fields it gets: `exchange: box 3 of what is sent to rank
+/// Throws bad_argument if a plan is wrong, whatever fields it gets: `exchange: box 3 of the data sent to rank
 /// 1: field is 2; expected 0 to 1`. `tail`: the end of each text.
 void check_exchange(const ExchangePlan& plan, int rank, int size, const std::string& tail);
 /// Throws bad_argument if a field has no memory, or if elements that are written share memory with elements

@@ -15,7 +15,7 @@
 namespace weft::gloo_backend {
 namespace {
 
-// Returns family, port and host of an address, without the other fields of its struct; empty if it is no
+// Returns family, port and host of an address, without the other fields of its struct. Empty if it is no
 // Internet address.
 std::string ends_at(const sockaddr_storage& address) {
   const auto bytes = [](const auto&... parts) {
@@ -54,7 +54,7 @@ std::vector<int> open_descriptors() {
   return found;
 }
 
-// Returns whether a descriptor is an epoll that watches one of `sockets`: the kernel shows a line "tfd: 7
+// Returns whether a descriptor is an epoll that watches one of `sockets`. The kernel shows a line "tfd: 7
 // events: ..." for each watched descriptor.
 bool watches(int fd, const std::set<int>& sockets) {
   const std::string path = "/proc/self/fdinfo/" + std::to_string(fd);

@@ -34,7 +34,7 @@ namespace transport = ::gloo::transport;
 
 constexpr int kAttempts = 4;
 constexpr std::uint64_t kHello = 0x43ull << 56;  // slot, see links.cpp
-// How long a rank of another host may take to join the next attempt; a live rank joins at once.
+// How long a rank of another host may take to join the next attempt. A live rank joins at once.
 constexpr Duration kComesAgain = std::chrono::seconds(2), kComesAgainAtMost = std::chrono::seconds(10);
 // how long the store may take to answer after a deadline has passed
 constexpr Duration kAnswer = std::chrono::milliseconds(500);
@@ -213,7 +213,8 @@ void Attempt::connect_and_greet() {
   };
   each([&] {
     of(in)->waitRecv(left());
-    if (of(theirs) != of(tokens_)) throw std::runtime_error("it was not that rank which connected");
+    if (of(theirs) != of(tokens_))
+      throw std::runtime_error("another process connected in place of that rank");
   });
   each([&] { out->waitSend(left()); });
   // The ends of accepted and of opened connections; all of them are present now.
@@ -241,7 +242,7 @@ std::string Attempt::await_verdict() {
   GroupInit limited = b_;
   limited.deadline = limit_;
   if (auto verdict = await(limited, key("verdict"))) return *verdict;
-  return settle(fmt::format("rank {} waited in vain until all were connected", b_.rank));
+  return settle(fmt::format("rank {} waited for all connections without success", b_.rank));
 }
 
 std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string& former) {

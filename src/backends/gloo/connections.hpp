@@ -19,9 +19,9 @@
 namespace weft::gloo_backend {
 
 /// Collective. `where`: the address to listen on. `processes`: the process of each rank, if it is another
-/// process of this host; otherwise 0. Throws timeout or peer_lost, naming the ranks that do not arrive;
-/// peer_lost within half a second if a process in `processes` ends; system if several attempts to connect the
-/// ranks have failed; and the store's errors.
+/// process of this host; otherwise 0. Throws timeout or peer_lost, naming the ranks that do not arrive.
+/// Throws peer_lost within half a second if a process in `processes` ends, system if several attempts to
+/// connect the ranks have failed, and the store's errors.
 std::shared_ptr<::gloo::Context> connect_all(const GroupInit& b, const ::gloo::transport::tcp::attr& where,
                                              std::vector<pid_t> processes);
 

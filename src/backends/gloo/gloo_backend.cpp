@@ -88,7 +88,7 @@ Connection connect(const GroupInit& b, bool check) {
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == host; });
   const std::string because = std::none_of(hosts.begin(), hosts.end(), is_unknown_host)
                                   ? "the ranks are on several hosts"
-                                  : fmt::format("a rank cannot tell its host ({})", kUnknownHostText);
+                                  : fmt::format("a rank cannot determine its host ({})", kUnknownHostText);
   const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b, because);
   const std::shared_ptr<::gloo::Context> context = connect_all(b, where, processes);
   context->setTimeout(kForever);
@@ -98,7 +98,7 @@ Connection connect(const GroupInit& b, bool check) {
 
 // Finds out which ranks of this host have died. A broken connection shows a death sooner, but not if a forked
 // child of the dead rank still holds copies of its sockets. When a rank leaves, it announces this, and its
-// process may end a moment later; so a rank counts as dead only after two looks. For use by one thread at a
+// process may end a moment later. So a rank counts as dead only after two checks. For use by one thread at a
 // time.
 class Deaths {
  public:
@@ -163,7 +163,7 @@ class GlooBackend final : public BlockingBackend {
   }
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
     if (check_ || !row(s.op).collective) return links_.missing(s, story);
-    story = "Gloo cannot tell who is missing (WEFT_GLOO_CHECK is off)";
+    story = "Gloo cannot report which ranks are missing (WEFT_GLOO_CHECK is off)";
     return {};
   }
   std::optional<MessageInfo> probe(int source, int tag) noexcept override {
@@ -313,7 +313,7 @@ class GlooBackend final : public BlockingBackend {
     ::gloo::allgather(options);
   }
 
-  // Sends each block directly from its source to its destination, like Gloo's own gather and all_to_all; but
+  // Sends each block directly from its source to its destination, like Gloo's own gather and all_to_all. But
   // in weft blocks may lie anywhere.
   void exchange(const OpState& s) {
     const auto element = static_cast<std::size_t>(size_bytes(s.dtype));

@@ -11,7 +11,7 @@ namespace weft::gloo_backend {
 // weft's own slots, separate from the slots of Gloo's collectives, whose first byte is 1 to 8.
 inline constexpr std::uint64_t kControlMessages = 0x40ull << 56;
 inline constexpr std::uint64_t kData = 0x41ull << 56;  // plus the message's number
-// Gloo has no other way to wait without a limit; the group watches the deadlines.
+// Gloo has no other way to wait without a limit. The group watches the deadlines.
 inline constexpr auto kForever = std::chrono::hours(24 * 30);
 
 struct Links::ControlMessage {

@@ -154,7 +154,7 @@ void Links::fetch_matched(Peer& peer) {
 }
 
 // The thread of one peer. It reads until the connection ends, even after the peer has answered this rank's
-// `leave`: the peer's own `leave` may follow, and needs an answer. If a rank stopped reading earlier, the
+// `leave`. The peer's own `leave` may follow, and needs an answer. If a rank stopped reading earlier, the
 // peer would wait until the connection ends, and other ranks would wait for the peer, perhaps in a circle.
 void Links::read(Peer& peer) noexcept {
   ::pthread_setname_np(::pthread_self(), "weft-gloo");

@@ -1,7 +1,7 @@
 // Control messages and messages between this rank and every other rank, over Gloo's unbound buffers.
 //
 // Gloo reports the end of a send or a receive only to a thread that blocks until then. If a message is
-// shorter than requested, Gloo reports no error; if it is longer, Gloo ends the process. So every pair of
+// shorter than requested, Gloo reports no error. If it is longer, Gloo ends the process. So every pair of
 // ranks has one stream of control messages of a known size, with a thread that reads it. A small message
 // travels in its control message. For a large message the control message gives its size. When the receiver
 // has matched the message, it requests exactly that size from Gloo, and another control message notifies the
@@ -57,14 +57,15 @@ class Links final : private MessageMedium {
   /// Announces to all ranks the collective that this rank is about to perform, and waits until all ranks have
   /// announced the same collective. Throws mismatch; throws peer_lost if a rank has left.
   void agree(const OpState& s);
-  /// For a call whose connection has broken, and on which the ranks have not agreed: returns a failure that
+  /// For a call whose connection has broken, and on which the ranks have not agreed. Returns a failure that
   /// names the ranks that have left. Returns nothing if no rank has left, or if the group fails for another
   /// reason within a moment.
   std::optional<Failure> leaving(const OpState& s);
-  /// To be called when the call that begin() announced is over.
+  /// Call this when the call that begin() announced is over.
   void over() noexcept;
-  /// Returns the ranks that hold up the call: ranks that have not announced the call, or have not sent or
-  /// received, and ranks for which those ranks wait. If there are none, returns the ranks that do not answer.
+  /// Returns the ranks that hold up the call. These are ranks that have not announced the call, or have not
+  /// sent or received, and ranks for which those ranks wait. If there are none, returns the ranks that do not
+  /// answer.
   std::vector<int> missing(const OpState& s, std::string& story);
   /// See Backend::last_calls(). `announced`: whether ranks announce their calls, by agree().
   std::vector<LastCall> last_calls(bool announced) const;

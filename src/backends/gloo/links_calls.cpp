@@ -51,7 +51,7 @@ void Links::agree(const OpState& s) {
   }
 }
 
-// If a rank dies, its connection breaks as well; the thread of that connection is given time to fail the
+// If a rank dies, its connection breaks as well. The thread of that connection gets time to fail the
 // group.
 std::optional<Failure> Links::leaving(const OpState& s) {
   constexpr auto kOthersKnow = std::chrono::milliseconds(200);

@@ -35,7 +35,7 @@ void Links::fetch_one(Peer& peer, OpState& recv, std::uint64_t number) {
   messages_.received(recv);
 }
 
-// To be called when a message or an offer has arrived.
+// Call this when a message or an offer has arrived.
 void Links::take_message(Peer& peer, const ControlMessage& control, const std::byte* payload) {
   const MessageHead head{.dtype = control.dtype,
                          .tag = control.tag,
@@ -53,7 +53,7 @@ void Links::take_message(Peer& peer, const ControlMessage& control, const std::b
   if (refusal) events_.fail(*refusal);
 }
 
-// To be called when a message that this rank has offered has arrived.
+// Call this when a message that this rank has offered has arrived.
 void Links::take_taken(Peer& peer, std::uint64_t number) {
   Peer::Offered offered;
   {

@@ -1,5 +1,5 @@
-// Records the collectives that the ranks have announced, and compares them: for transports whose ranks
-// announce each call before they perform it. Not thread-safe; no function waits.
+// Records the collectives that the ranks have announced, and compares them. It is for transports whose ranks
+// announce each call before they perform it. Not thread-safe. No function waits.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class AnnouncedCalls {
   std::int64_t largest(std::uint64_t sequence) const { return own(sequence).largest; }
   const CallRecord& record(std::uint64_t sequence) const { return own(sequence).record; }
 
-  /// The call that this rank has announced last; nothing if it has announced none.
+  /// The call that this rank has announced last. Nothing if it has announced none.
   std::optional<LastCall> last(int self) const {
     if (!last_) return std::nullopt;
     LastCall call =

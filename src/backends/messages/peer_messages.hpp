@@ -1,13 +1,13 @@
 // The messages between one rank and its peers, for every transport that sends messages. This class matches
-// messages with receives, and records the calls in flight, the ranks that they wait for, the ranks that have
-// left, and the roll-call. A MessageMedium, which the transport provides, moves the bytes. This header is
-// private, because an ABI for plug-ins would freeze it.
+// messages with receives. It also records the calls in flight, the ranks for which they wait, the ranks that
+// have left, and the roll-call. A MessageMedium, which the transport provides, moves the bytes. This header
+// is private. An ABI for plug-ins would freeze it.
 //
 // A message is a head and its elements. The elements travel with the head, or they stay with the sender,
-// which offers them; the receive that takes the message then fetches the elements. Messages of one source
-// arrive here in the order in which they were sent.
+// which offers them. In that case the receive that takes the message fetches the elements. Messages of one
+// source arrive here in the order in which they were sent.
 //
-// Not thread-safe: the owner must lock if several threads use it. No function waits. The medium's functions
+// Not thread-safe. The owner must lock if several threads use it. No function waits. The medium's functions
 // are called under that lock, and may call functions of PeerMessages only if their comment says so.
 #pragma once
 
@@ -90,7 +90,7 @@ class PeerMessages {
   void received(OpState& recv);
   /// Reports that the call is over, however it ended. Ignores a call that is not in flight.
   void ended(const OpState& s) noexcept;
-  /// Records that this rank waits in this call; last_message() describes the call that was recorded last.
+  /// Records that this rank waits in this call. last_message() describes the call that was recorded last.
   void waits_in(const OpState& s) noexcept;
 
   // --- Events from peers.
@@ -100,9 +100,9 @@ class PeerMessages {
   [[nodiscard]] std::optional<Failure> arrived(int source, const MessageHead& head,
                                                std::span<const std::byte> elements);
   /// claim() and completed() do the work of arrived() in two steps, for elements that arrive piece by piece.
-  /// claim() returns the receive that takes the message: the caller writes the elements to its `out`, and
+  /// claim() returns the receive that takes the message. The caller writes the elements to its `out`, and
   /// then calls received(). It returns null if no receive waits for the message, or if the message does not
-  /// fit the receive; then it has called refuse() of the medium.
+  /// match the receive. In the second case it has called refuse() of the medium.
   OpState* claim(int source, const MessageHead& head);
   /// Returns a failure if there is no room for a message that no receive has claimed.
   std::optional<Failure> no_room(int source, const MessageHead& head) const;
@@ -112,7 +112,7 @@ class PeerMessages {
   void received_notice(int source, Notice notice, std::uint32_t number, std::span<const std::byte> bytes);
   /// Reports that rank r has announced this call without a ping.
   void called(int r, const CallRecord& record);
-  /// To be called when rank r sends nothing any more.
+  /// Call this when rank r sends nothing any more.
   void left(int r) { left_[static_cast<std::size_t>(r)] = true; }
 
   // --- Queries.

@@ -1,7 +1,7 @@
 // The Backend over MPI. In a collective, each rank first sends a control message with the call to every rank.
 // A rank enters MPI's own collective when the ranks whose data it needs have made the same call. So a
 // mismatch never reaches MPI, and a time-out names the ranks that had not arrived. Roots of broadcast and
-// scatter, and all ranks except the root of reduce and gather, need no data of other ranks: they do not wait,
+// scatter, and all ranks except the root of reduce and gather, need no data of other ranks. They do not wait,
 // and compare later.
 //
 // After a failure weft leaks everything that MPI may still use: buffers, requests, the communicator.
@@ -122,7 +122,7 @@ class MpiBackend final : public Backend, private MessageMedium {
       return {};
     }
     if (row(s.op).collective && !collective_state(s).announced) {
-      story = "MPI cannot tell who is missing (WEFT_MPI_CHECK is off)";
+      story = "MPI cannot report which ranks are missing (WEFT_MPI_CHECK is off)";
       return {};
     }
     if (!row(s.op).collective) return messages_.missing(s, story);
@@ -240,8 +240,8 @@ class MpiBackend final : public Backend, private MessageMedium {
     return ranks;
   }
   // Returns first the ranks without which this rank cannot do its part, then the ranks that have no room for
-  // its envelope. Inside a collective of MPI a rank may wait for any other rank; ranks that have not called
-  // come first.
+  // its envelope. Inside a collective of MPI a rank may wait for any other rank. Ranks that have not called
+  // are first.
   std::vector<int> awaited_by(const OpState& s) const {
     if (!row(s.op).collective) return messages_.awaited_by(s);
     const std::vector<int> all_late = calls_.late(collective_state(s).sequence);
@@ -355,9 +355,9 @@ class MpiBackend final : public Backend, private MessageMedium {
     }
   }
 
-  // Makes MPI send the control messages of raise(): at once or, for a peer that does not poll, when that peer
-  // polls. The caller must not use the channel afterwards. Call it under process_.lock(), and not while
-  // control messages are being read.
+  // Makes MPI send the control messages of raise(). They are sent at once or, for a peer that does not poll,
+  // when that peer polls. The caller must not use the channel afterwards. Call it under process_.lock(), and
+  // not while control messages are being read.
   void flush() noexcept {
     if (!std::exchange(telling_, false)) return;
     try {
@@ -453,8 +453,8 @@ class MpiBackend final : public Backend, private MessageMedium {
     return step == Step::done ? finish(s, p) : step;
   }
 
-  // A call is done only when MPI has taken its control messages: afterwards the rank might make no more MPI
-  // calls, and ranks that need these messages would wait.
+  // A call is done only when MPI has taken its control messages. Otherwise the rank might make no more MPI
+  // calls afterwards, and ranks that need these messages would wait.
   Step finish(const OpState& s, const CollectiveState& p) {
     if (p.announced) {
       if (!owed(s).empty()) return Step::pending;

@@ -1,4 +1,4 @@
-// The transport, after its ranks have met; group_init.cpp implements the meeting.
+// The transport, after its ranks have joined. group_init.cpp lets them join.
 #pragma once
 
 #include <mpi.h>

@@ -1,10 +1,10 @@
 // Control messages between the ranks of a group: the calls of each rank, point-to-point messages, failures,
 // and the notice that a rank leaves.
 //
-// Everything except the data of a collective or of a large message is a control message: one MPI message with
-// one tag, made of an envelope and a payload of at most kPayload bytes. MPI keeps the control messages of one
-// sender in order. Their receives are always posted, so the next poll takes each control message. Control
-// messages are sent from copies, which outlive the caller's memory.
+// Everything except the data of a collective or of a large message is a control message. It is one MPI
+// message with one tag, made of an envelope and a payload of at most kPayload bytes. MPI keeps the control
+// messages of one sender in order. Their receives are always posted, so the next poll takes each control
+// message. Control messages are sent from copies, which outlive the caller's memory.
 #pragma once
 
 #include <mpi.h>

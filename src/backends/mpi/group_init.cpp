@@ -147,13 +147,13 @@ MPI_Comm make_comm(const GroupInit& b, Process& process, const std::vector<Boots
   for (const BootstrapInfo& info : infos) making->world_ranks.push_back(info.world_rank);
   making->tag = infos[0].tag;
   // MPI_Comm_create_group blocks. If MPI does not allow several threads, the call cannot run in a separate
-  // thread, which could be left behind; groups with common ranks must then be made in one order.
+  // thread, which could be left behind. Groups with common ranks must then be made in one order.
   if (!process.multiple()) {
     const auto turn = process.lock();
     making->run();
   } else if (!run_until(b.deadline, [making] { making->run(); })) {
     process.poison();
-    refuse(b, ErrorCode::timeout, "all ranks came, but MPI_Comm_create_group did not end by the deadline",
+    refuse(b, ErrorCode::timeout, "all ranks arrived, but MPI_Comm_create_group did not end by the deadline",
            {});
   }
   if (!making->error.empty()) refuse(b, ErrorCode::system, making->error, {});

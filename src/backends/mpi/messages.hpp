@@ -1,9 +1,9 @@
 // The MPI part of point-to-point messages (see PeerMessages). The elements of a small message travel in its
-// control message; the elements of a large message follow it.
+// control message. The elements of a large message follow it.
 //
-// A message of at most kEager bytes travels with its envelope (eager); its send is done when MPI has taken
+// A message of at most kEager bytes travels with its envelope (eager). Its send is done when MPI has taken
 // the envelope. The envelope of a larger message carries a number, and the data follows in pieces, under an
-// MPI tag made from that number. The numbers of a pair repeat after ControlChannel::kNumbers messages; at
+// MPI tag made from that number. The numbers of a pair repeat after ControlChannel::kNumbers messages. At
 // most 64 of these messages (the slots of a group's ring) are in flight. So tags may have any value, whatever
 // MPI's limits, and a receive of another dtype or count is noticed before MPI sees it.
 #pragma once
@@ -29,7 +29,7 @@ class Messages {
   static constexpr std::int64_t kPieceBytes = std::int64_t{1} << 18;
 
   Messages(ControlChannel& channel, Limits limits);
-  /// Begins a call, which is in flight until poll() returns done; s.scratch belongs to the call.
+  /// Begins a call, which is in flight until poll() returns done. s.scratch belongs to the call.
   void begin(OpState& s);
   void send(OpState& s);
   /// Begins to receive a large message of rank recv.peer.

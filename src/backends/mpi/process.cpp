@@ -65,8 +65,8 @@ struct Loaded {
   bool sibling = false;  // weft's plug-in for the other MPI is loaded, and may have loaded that MPI
 };
 
-// The file of Debian's MPICH is libmpich.so.12; that of upstream's MPICH and its relatives is libmpi.so.12;
-// that of Open MPI is libmpi.so.40.
+// The file of Debian's MPICH is libmpich.so.12. The file of upstream's MPICH and its relatives is
+// libmpi.so.12. The file of Open MPI is libmpi.so.40.
 bool is_other(std::string_view file) noexcept {
 #if defined(OPEN_MPI)
   return file.starts_with("libmpich.so") || file.starts_with("libmpi.so.12");
@@ -313,7 +313,7 @@ void Process::poison() noexcept {
 }
 
 // First waits a limited time until MPI has taken the control messages. MPI sends pending messages only while
-// it is called, and the program may not call it for a long time; peers would then wait for control messages
+// it is called, and the program may not call it for a long time. Peers would then wait for control messages
 // of a rank whose call is done. (A stopped peer takes no messages.)
 void Process::defer_free(std::unique_ptr<ControlChannel> channel) {
   for (const Deadline limit = Deadline::after(kControlDelivery);

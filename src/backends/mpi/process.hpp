@@ -1,6 +1,6 @@
-// The MPI library of this process: whether the program or weft has initialised it, which threads may call it,
-// and the groups that have ended but are not freed. Open MPI and MPICH share this source; each plug-in
-// compiles it for its library.
+// The MPI library of this process. It records whether the program or weft has initialised MPI, which threads
+// may call it, and the groups that have ended but are not freed. Open MPI and MPICH share this source. Each
+// plug-in compiles it for its library.
 #pragma once
 
 #include <mpi.h>
@@ -31,7 +31,7 @@ extern const char* const kLibrary;
 extern const char* const kBackend;
 extern const char* const kBuiltFor;  ///< "Open MPI 4.1.4"
 
-/// Returns why this MPI cannot be used in this process; empty: it can be used. Initialises nothing.
+/// Returns why this MPI cannot be used in this process. Empty: it can be used. Initialises nothing.
 std::string obstacle();
 
 /// Throws `system` (or `peer_lost`, if MPI reports that a process has failed) with MPI's own words.
@@ -52,8 +52,8 @@ MPI_Datatype value_type(DType t) noexcept;  ///< the type as which MPI reduces i
 class Process {
  public:
   /// Initialises MPI, unless it is initialised already. Throws unsupported if there is an obstacle(), or if
-  /// MPI was already finalised; timeout if MPI_Init_thread, which may wait for every process of the job, does
-  /// not end by the deadline.
+  /// MPI was already finalised. Throws timeout if MPI_Init_thread, which may wait for every process of the
+  /// job, does not end by the deadline.
   static Process& join(Logger& log, Deadline deadline);
   /// Returns whether the program or weft has initialised MPI.
   static bool initialised() noexcept;
@@ -61,7 +61,7 @@ class Process {
   int world_rank() const noexcept { return world_rank_; }
   int world_size() const noexcept { return world_size_; }
   bool multiple() const noexcept { return threads_ == MPI_THREAD_MULTIPLE; }
-  /// Returns why this thread may not call MPI; empty: it may.
+  /// Returns why this thread may not call MPI. Empty: it may.
   std::string refuses_thread() const;
   /// The caller must hold the returned lock around MPI calls; with MPI_THREAD_MULTIPLE it is empty.
   std::unique_lock<std::mutex> lock();
@@ -71,17 +71,17 @@ class Process {
 
   /// Returns whether MPI may still be called, because it was not finalised yet.
   static bool alive() noexcept;
-  /// To be called when a failed group is leaked: then weft does not call MPI_Finalize, because it would wait
-  /// for requests that never end.
+  /// Call it when a failed group is leaked. weft then does not call MPI_Finalize, because it would wait for
+  /// requests that never end.
   void poison() noexcept;
   /// Keeps a group that has ended on this rank until all peers have left, because peers may still write to
-  /// it; then frees the group. Call it under lock().
+  /// it. Then it frees the group. Call it under lock().
   void defer_free(std::unique_ptr<ControlChannel> channel);
   /// Frees the groups that can be freed. Call it under lock().
   void reap() noexcept;
   /// After a failure: starts a thread that sends, for some minutes, the messages of `channel` that MPI has
   /// not accepted yet. `channel` is never freed. So late peers are notified of the failure, whatever the
-  /// program does meanwhile. This works only if weft has initialised MPI with MPI_THREAD_MULTIPLE; otherwise
+  /// program does meanwhile. This works only if weft has initialised MPI with MPI_THREAD_MULTIPLE. Otherwise
   /// the messages are sent only while the program calls MPI.
   void deliver(ControlChannel& channel);
 

@@ -118,7 +118,7 @@ void Rounds::pack(const OpState& s) {
   prepare(s, true);
   prepare(s, false);
   const std::int64_t element = size_bytes(s.dtype);
-  // MPI forbids overlapping buffers, but weft allows calls in place; for such a call `in` is copied. MPICH
+  // MPI forbids overlapping buffers, but weft allows calls in place. For such a call `in` is copied. MPICH
   // compares the pointers even if one of the two buffers has no elements.
   if (in_.present && out_.present && in_.direct && out_.direct) {
     const std::byte *in_end = in_.at + in_.elements * element, *out_end = out_.at + out_.elements * element;

@@ -56,7 +56,7 @@ class Rounds {
       std::int64_t{1}  /// bytes of a block in a round, if there are many ranks
       << 14;
   Rounds(const Process& process, MPI_Comm comm, int rank, int size, Limits limits);
-  /// `largest`: for all_to_all_v, the number of elements in the largest block of any rank; equal on all
+  /// `largest`: for all_to_all_v, the number of elements in the largest block of any rank. It is equal on all
   /// ranks.
   void begin(const OpState& s, std::int64_t largest);
   /// done, advanced or pending.

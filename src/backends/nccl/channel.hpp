@@ -1,6 +1,6 @@
 // A communicator, its stream, and the calls that wait to be started there. Used by one thread at a time.
 //
-// Communicators are non-blocking: NCCL may return "in progress"; weft must then poll it until it is done,
+// Communicators are non-blocking: NCCL may return "in progress". weft must then poll it until it is done,
 // before it accepts the next call. So calls are queued, and advance() starts them one after the other. A call
 // goes through three stages:
 //
@@ -8,7 +8,7 @@
 //   stream, behind `ready`; NCCL has not finished the launch running its `done` event is recorded behind it;
 //   the device performs it
 //
-// NCCL plans calls that are started together as one call, so all ranks must start the same calls together.
+// NCCL plans calls that are started together as one call. So all ranks must start the same calls together.
 // Only the calls of one batch, which the caller has made as one batch on every rank, share a group start and
 // end.
 #pragma once
@@ -30,7 +30,7 @@ struct Driver {
 };
 
 /// Makes the driver's device the current device of this thread, and restores the former one at the end.
-/// Meanwhile this thread may query events although another thread captures a stream into a graph: in CUDA's
+/// Meanwhile this thread may query events although another thread captures a stream into a graph. In CUDA's
 /// global mode such a query would end the capture with an error.
 class DeviceScope {
  public:

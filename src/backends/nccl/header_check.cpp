@@ -8,8 +8,8 @@
 namespace weft::nccl {
 namespace {
 
-// Returns whether two types are equal in the binary interface: both pointers, both integers or enums of one
-// size, or both structures of one size and alignment.
+// Returns whether two types are equal in the binary interface. They are equal if both are pointers, both are
+// integers or enums of one size, or both are structures of one size and alignment.
 template <class Ours, class Theirs>
 constexpr bool same_value() {
   if constexpr (std::is_pointer_v<Ours> || std::is_pointer_v<Theirs>)

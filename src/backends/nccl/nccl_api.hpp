@@ -1,5 +1,5 @@
 // The functions of NCCL and of the CUDA runtime that weft uses, as a table of pointers. weft finds them at
-// run time, so that it builds even if neither library is present; in tests a stand-in provides them.
+// run time, so that it builds even if neither library is present. In tests a stand-in provides them.
 //
 // The declarations are weft's own. They describe the binary interface of NCCL 2.18 and CUDA 11, which later
 // versions keep. header_check.cpp compares them with the real headers if these are present.
@@ -78,7 +78,7 @@ enum class CaptureMode : int { global = 0, thread_local_ = 1, relaxed = 2 };  //
 inline constexpr unsigned kEventDisableTiming = 2, kStreamNonBlocking = 1;
 enum class CopyKind : int { device_to_device = 3, by_address = 4 };  // cudaMemcpyKind
 
-// The columns are: name, result, arguments. No function of the table waits for a stream or a device; a test
+// The columns are: name, result, arguments. No function of the table waits for a stream or a device. A test
 // checks this rule.
 #define WEFT_NCCL_FUNCTIONS(X)                                                                              \
   X(ncclGetVersion, Result, int* version)                                                                   \

@@ -5,15 +5,15 @@
 // Collectives run on one communicator. Messages cannot share that communicator, because NCCL performs the
 // operations of a communicator one after the other. A send whose receiver is late would hold up everything
 // behind it, and two ranks that both send before they receive would wait forever. So every (source,
-// destination, tag) has a separate lane: a communicator of the two ranks, made at its first use, in which
-// only the source sends. A message from a rank to itself is a copy.
+// destination, tag) has a separate lane. It is a communicator of the two ranks, made at its first use, in
+// which only the source sends. A message from a rank to itself is a copy.
 //
 // A background thread sends all requests to the Store (Notices). Other threads wait for this thread at most
 // half a second, and only when the group ends, or when it fails and the Store answers.
 //
 // Failures: the first cause is a key in the Store. A rank that has a cause, or finds one in the Store, aborts
-// its communicators on a separate thread, because an abort waits for kernels, which wait for streams of the
-// caller. After the abort no rank accesses the callers' memory any more.
+// its communicators on a separate thread. An abort waits for kernels, which wait for streams of the caller.
+// After the abort no rank accesses the callers' memory any more.
 #include "backends/nccl/nccl_backend.hpp"
 
 #include <fmt/format.h>
@@ -52,10 +52,11 @@ namespace {
 constexpr Duration kLookAtMost = std::chrono::milliseconds(500);
 // how long this thread waits for peers to leave; then a separate thread waits
 constexpr auto kLeave = std::chrono::seconds(1);
-constexpr auto kPart = std::chrono::minutes(10);  // how long that thread waits; then it aborts the rest
+constexpr auto kPart = std::chrono::minutes(10);  // how long that thread waits; then it aborts the other
+                                                  // communicators
 constexpr std::size_t kMostLanes = 64;
-// A digest of what must be equal on all ranks: the data that they exchange through the store, and the number
-// of lanes of a group.
+// A digest of the values that must be equal on all ranks: the data that they exchange through the store, and
+// the number of lanes of a group.
 constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
 
 // Returns the value of the variable, 1 to 32, which CUDA itself reads at its first use in a process.
@@ -121,7 +122,7 @@ class NcclBackend final : public Backend {
   Driver driver_;
 
   // Guards the members up to the next blank line. It is held for a few calls of the driver, and never during
-  // a wait: abort() takes the communicators out, and ends them without the lock.
+  // a wait. abort() takes the communicators out, and ends them without the lock.
   std::mutex mutex_;
   std::byte* word_ = nullptr;
   std::unique_ptr<EventPool> events_;
@@ -177,7 +178,7 @@ void NcclBackend::connect(const GroupInit& b) {
   main_ = std::make_unique<Channel>(driver_, *events_, rank_, size_, word_);
   UniqueId id{};
   if (rank_ == 0) driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
-  // Each rank announces its arrival, so that absent ranks can be named; NCCL itself only waits.
+  // Each rank announces its arrival, so that absent ranks can be named. NCCL itself only waits.
   const std::string info =
       join(b, "nccl/here", std::string_view(id.bytes, rank_ == 0 ? sizeof(id.bytes) : 0), kLayout)[0];
   std::memcpy(id.bytes, info.data(), std::min(info.size(), sizeof(id.bytes)));
@@ -447,7 +448,7 @@ void NcclBackend::match_own(Lane& l) {
   }
 }
 
-// The slow path of a waiting rank: now and then it checks a few keys of the Store, which another thread
+// The slow path of a waiting rank: from time to time it checks a few keys of the Store, which another thread
 // reads.
 bool NcclBackend::healthy() noexcept {
   if (failed_.load(std::memory_order_acquire)) return false;
@@ -496,12 +497,12 @@ std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noex
   }
   const auto told = notices_ ? notices_->silent() : std::vector<int>{};
   if (!told) {
-    story = "the Store does not tell which ranks have come" + oversubscribed();
+    story = "the Store does not say which ranks have arrived" + oversubscribed();
     return {};
   }
   const std::vector<int>& silent = *told;
   story = silent.empty() ? std::string("all ranks wait for it: the devices are stuck or busy")
-                         : fmt::format("{} {} not said to wait for it", name_ranks(silent),
+                         : fmt::format("{} {} not announced a wait for it", name_ranks(silent),
                                        silent.size() == 1 ? "has" : "have");
   story += oversubscribed();
   return silent;
@@ -520,8 +521,8 @@ std::vector<LastCall> NcclBackend::last_calls() noexcept try {
   return {};
 }
 
-// Returns a hint for a call that does not end: the device runs kernels of only a limited number of streams at
-// once, and a kernel that is queued behind a kernel that waits for a peer does not begin.
+// Returns a hint for a call that does not end. The device runs kernels of only a limited number of streams at
+// once. A kernel that is queued behind a kernel that waits for a peer does not begin.
 std::string NcclBackend::oversubscribed() const {
   const int have = communicators_.load(std::memory_order_relaxed);
   const int queues = hardware_queues();

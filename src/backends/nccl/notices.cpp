@@ -16,7 +16,7 @@
 namespace weft::nccl {
 namespace {
 
-// the pause between two looks for a key at first; later an eighth of the time waited
+// the pause between two reads of a key at first; later an eighth of the time waited
 constexpr Duration kLookForKey = std::chrono::milliseconds(1);
 constexpr Duration kLookForKeyAtMost = std::chrono::milliseconds(20);
 // one question serves all calls whose deadlines pass within this time
@@ -163,7 +163,7 @@ void Notices::work() noexcept {
   raise_once(lock);
 }
 
-// Each function returns true if it had work to do; it releases the lock while it asks the Store.
+// Each function returns true if it had work to do. It releases the lock during its request to the Store.
 bool Notices::put_one(Lock& lock) {
   if (puts_.empty()) return false;
   const auto [key, value] = puts_.front();

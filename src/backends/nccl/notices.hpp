@@ -34,25 +34,25 @@ class Notices {
   Notices(const Notices&) = delete;
   Notices& operator=(const Notices&) = delete;
 
-  /// Requests that a key be set; this is tried again if the Store does not answer.
+  /// Requests that a key be set. This is tried again if the Store does not answer.
   void put(std::string key, std::string value);
   /// Requests that the thread waits until the key exists, reads it, and removes it from the Store.
   void want(const std::string& key);
   /// Returns the value of a key that want() has requested, once.
   std::optional<std::string> got(const std::string& key);
 
-  /// Requests one look at the notices of the other ranks: whether a rank has failed, or has left before the
-  /// last of the `came` collectives of this rank. The look also reports this rank's collectives to the other
-  /// ranks. found() returns the result. `last`: the last of these collectives.
+  /// Requests that the notices of the other ranks are read once: whether a rank has failed, or has left
+  /// before the last of the `came` collectives of this rank. The request also reports this rank's collectives
+  /// to the other ranks. found() returns the result. `last`: the last of these collectives.
   void look(std::uint64_t came, const LastCall& last);
   std::optional<Failure> found() const;
 
-  /// Asks, or goes on asking, which of `size` ranks have not reported that they have reached collective
+  /// Asks, or continues to ask, which of `size` ranks have not reported that they have reached collective
   /// `call`. Returns true if silent() has the answer, or if the Store has not answered in time.
   bool ask(std::uint64_t call, int size);
   /// Returns the answer to ask(), or nothing if the Store does not answer.
   std::optional<std::vector<int>> silent() const;
-  /// The last call that each rank reported in answer to the last question, by rank; State::unknown if a rank
+  /// The last call that each rank reported in answer to the last question, by rank. State::unknown if a rank
   /// has not reported, or if the Store does not answer.
   std::vector<LastCall> last_calls(int size) const;
   /// Whether the Store has answered the last question in time. If not, a caller that cannot wait should not
@@ -66,7 +66,7 @@ class Notices {
   static std::string left_key(const std::string& token);
 
  private:
-  /// The question which ranks have not reached a call. It is asked again each time, because more ranks may
+  /// The question which ranks have not made a call yet. It is asked again each time, because more ranks may
   /// have arrived.
   struct Question {
     std::uint64_t call = 0;

@@ -189,7 +189,7 @@ void Channel::enqueue(const OpState& s) const {
     case Op::all_to_all:
     case Op::all_to_all_v: break;
   }
-  // All other operations: each rank sends a block to each rank; some blocks are empty.
+  // All other operations: each rank sends a block to each rank. Some blocks are empty.
   for (int r = 0; r < size_; ++r) {
     const Block to = s.in == nullptr ? Block{} : in_block(s, r, size_);
     const Block from = s.out == nullptr ? Block{} : out_block(s, r, size_);

@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-// Removes operations from the plug-in's traits that were added after it was built: these traits may come from
+// Removes operations from the plug-in's traits that were added after it was built. These traits may come from
 // known_traits() of this newer weft.
 class OlderBackend final : public ForwardingBackend {
  public:

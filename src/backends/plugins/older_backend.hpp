@@ -12,7 +12,7 @@ namespace weft {
 OpSet ops_after(std::uint32_t minor) noexcept;
 
 /// Returns `backend` unchanged if `minor` is that of this weft, or newer. Otherwise the result never calls
-/// functions of Backend that later minors have added, because the plug-in's class ends before them, and uses
+/// functions of Backend that later minors have added, because the plug-in's class ends before them. It uses
 /// their defaults. It has no operation of ops_after(minor), whatever the plug-in's traits say.
 std::unique_ptr<Backend> as_built_for(std::uint32_t minor, std::unique_ptr<Backend> backend);
 

@@ -71,8 +71,8 @@ std::string own_folder() {
 }
 
 // Throws if a plug-in calls another libweft than this one. The dynamic loader decides which libweft a plug-in
-// calls: if several have one soname, the one that the process has loaded first. `address`: any address in the
-// libweft that the plug-in calls.
+// calls. If several have one soname, it is the one that the process has loaded first. `address`: any address
+// in the libweft that the plug-in calls.
 void expect_bound_to_this_weft(const std::string& file, const void* address) {
   const Image bound = image_of(address), own = own_image();
   if (bound.base == own.base) return;
@@ -82,7 +82,7 @@ void expect_bound_to_this_weft(const std::string& file, const void* address) {
                      bound.file, own.file));
 }
 
-// Whether a file of this name exists. A link counts as existing even if its target is missing; the error then
+// Whether a file of this name exists. A link counts as existing even if its target is missing. The error then
 // says so.
 bool exists(const std::string& file) {
   std::error_code ignored;
@@ -128,7 +128,7 @@ BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
   return copy;
 }
 
-// Returns why the file is no complete shared object; empty: dlopen() may open it. The check is needed because
+// Returns why the file is no complete shared object. Empty: dlopen() may open it. The check is needed because
 // dlopen() waits for the writer of a FIFO, and maps truncated files, so that the process ends with SIGBUS at
 // the first missing page.
 std::string why_not_whole(const std::string& path) {
@@ -148,7 +148,7 @@ std::string why_not_whole(const std::string& path) {
     if (there &&
         (part.p_type != PT_LOAD || (part.p_offset <= bytes && part.p_filesz <= bytes - part.p_offset)))
       continue;
-    return fmt::format("it is cut short: it has {} bytes; its segments need more", bytes);
+    return fmt::format("it is truncated: it has {} bytes; its segments need more", bytes);
   }
   return {};
 }
@@ -166,7 +166,7 @@ BackendPlugin load(const std::string& file, std::string_view name) {
     refuse(file, "cannot be loaded: " + why);
   }
   // Before any function of the plug-in is called, looks for libweft in the objects that the plug-in needs.
-  // The plug-in may be bound to a third libweft, whose symbols are global in the process (RTLD_GLOBAL); its
+  // The plug-in may be bound to a third libweft, whose symbols are global in the process (RTLD_GLOBAL). Its
   // own `linked_to` shows that.
   if (const void* const needed = ::dlsym(object, "weft_version"); needed != nullptr)
     expect_bound_to_this_weft(file, needed);
@@ -283,9 +283,9 @@ FoundPlugin find_plugin(Context& context, std::string_view name) {
           name, kPrefix, name, kSuffix, fmt::join(folders, ", ")));
 }
 
-// Programs read the plug-in's traits before there is a group; the group uses the traits of its transport.
-// Both must be equal, except for traits that depend on the group: spin, rings, the device, and whether deaths
-// are detected, which may need all ranks on one host.
+// Programs read the plug-in's traits before a group exists. The group uses the traits of its transport. Both
+// must be equal, except for traits that depend on the group: spin, rings, the device, and whether deaths are
+// detected, which may need all ranks on one host.
 void expect_same_traits(const std::string& file, const Traits& before, const Traits& group) {
   FailureGuarantees guarantees = group.guarantees;
   guarantees.detects_death = before.guarantees.detects_death;

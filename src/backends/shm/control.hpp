@@ -3,7 +3,7 @@
 //
 // Every word has one writer, which its comment names. Sequences count from 1, so that zero means "not yet".
 // If a sleeping rank may wait for a word, the word is stored before a full fence and read with sequential
-// consistency: the publisher looks for sleepers after the fence, and a rank that goes to sleep announces this
+// consistency. The publisher checks for sleepers after the fence. A rank that goes to sleep announces this
 // and then checks again. So one of the two sees the other.
 #pragma once
 
@@ -76,7 +76,7 @@ struct alignas(64) Arrival {
 inline constexpr std::int64_t kHeadBytes = kLine - offsetof(Arrival, payload);
 
 /// Arguments that only few calls need, and for which an arrival line has no room. They lie next to the line,
-/// and the same rules hold for them.
+/// and the same rules apply to them.
 struct alignas(64) Detail {
   double scale;          ///< premul_sum
   std::int64_t longest;  ///< the count of the longest block
@@ -112,7 +112,7 @@ struct Pair {
   };
   alignas(64) std::atomic<std::uint64_t> sent;  ///< by the sender: the number of stream chunks filled so far
   Chunk chunks[2];                              ///< by the sender: the contents of the chunks
-  /// by the receiver: the number of envelopes taken so far; updated now and then
+  /// by the receiver: the number of envelopes taken so far, updated from time to time
   alignas(64) std::atomic<std::uint64_t> drained;
   std::atomic<std::uint64_t> received;  ///< by the receiver: the number of stream chunks emptied so far
   /// by the receiver: the envelope whose message both ranks may copy; 0: none
@@ -136,7 +136,7 @@ inline constexpr std::uint64_t kByKernel = std::uint64_t{1} << 63;
 inline constexpr std::uint32_t kLeaving = 1, kLeft = 2;
 
 /// One rank's words. Each cache line has one writer, the owner, except for `inbox`. A processor fetches lines
-/// in pairs. So `active`, which its rank writes in each call, has a separate pair of lines, apart from
+/// in pairs. So `active`, which its rank writes in each call, has a separate pair of lines, not that of
 /// `sleeping`, which other ranks read in each call (this saves 30 ns).
 struct RankBlock {
   /// the number of calls whose arrival lines this rank has read: peers may rewrite them
@@ -158,7 +158,7 @@ struct RankBlock {
   std::atomic<std::uint32_t> segments;  ///< the number of segments of its arena, which peers map
   /// while the group is made: the address of its words for the test of single copies
   std::atomic<std::uint64_t> probe;
-  /// while the group is made: the result of its look at the other ranks' words
+  /// while the group is made: the result of its check of the other ranks' words
   std::atomic<std::uint32_t> single;
   /// while the group is made: 1: the rank shares memory, and has mapped the memory of all others
   std::atomic<std::uint32_t> mapped_all;
@@ -194,8 +194,8 @@ struct AbortRecord {
   alignas(64) std::atomic<std::uint64_t> asked;
 };
 
-/// A set of ranks of the group, one bit for each, in memory that other ranks read. The set is complete when a
-/// word says so that is stored after it.
+/// A set of ranks of the group, one bit for each, in memory that other ranks read. A word that is stored
+/// after the set says when the set is complete.
 class RankSet {
  public:
   using Word = std::atomic<std::uint64_t>;
@@ -246,10 +246,10 @@ class Control {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(
         base_ + mapped_at(size_))[static_cast<std::size_t>(r) * row() + p];
   }
-  /// by rank `from`: the place of the Pair for its messages to rank `to` (PairMemory); 0: there is none. The
+  /// by rank `from`: the place of the Pair for its messages to rank `to` (PairMemory). 0: there is none. The
   /// words of one receiver are adjacent.
   std::atomic<std::uint64_t>& pair(int from, int to) const { return place(pairs_at(size_), from, to); }
-  /// by rank `from`: the place of the Ring for its exchanges with rank `to`; 0: there is none.
+  /// by rank `from`: the place of the Ring for its exchanges with rank `to`. 0: there is none.
   std::atomic<std::uint64_t>& ring(int from, int to) const { return place(rings_at(size_), from, to); }
   /// the ranks that the abort record names; by the rank that has claimed it
   RankSet blamed() const { return rank_set(size_); }
@@ -259,7 +259,7 @@ class Control {
   std::byte* stage(int r, std::uint64_t round) const {
     return base_ + stages_at(size_) + (static_cast<std::size_t>(r) * kRounds + round % kRounds) * kStageBytes;
   }
-  /// Writes zeros to rank r's words and to the heads of its arrivals, which other ranks poll before r has
+  /// Writes zeros to rank r's words and to the heads of its arrivals. Other ranks poll these before r has
   /// written to them. Rank r must call it before the others poll, so that the pages lie on r's memory node,
   /// and not on that of the first rank that polls. All other pages are first accessed by their owner.
   void touch(int r) const noexcept;

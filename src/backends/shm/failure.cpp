@@ -1,14 +1,14 @@
 // The handling of failures: finds the first cause, the dead ranks, and the time from which memory is safe
 // again.
 //
-// The first rank to notice a failure claims the abort record by compare-and-swap; later causes are dropped,
-// so that all ranks report the same cause. After the claim no rank enters a peer's memory: a rank that is
-// about to enter stores `active` and then reads the record, and the rank that aborts claims the record and
-// then reads every `active`. The accesses are sequentially consistent, so one of the two ranks sees the
-// other. A rank may have been inside before the claim. Then it leaves at the end of its chunk, or it is dead,
-// or it is stopped. For a stopped rank, the memory that it might still write gets new pages, and its late
-// writes reach the old pages. If the kernel copies for it (single_copy.hpp), new pages do not help, because
-// the kernel writes to the address; then weft can only wait.
+// The first rank to notice a failure claims the abort record by compare-and-swap. Later causes are dropped,
+// so that all ranks report the same cause. After the claim no rank enters a peer's memory. A rank that is
+// about to enter stores `active` and then reads the record. The rank that aborts claims the record and then
+// reads every `active`. The accesses are sequentially consistent, so one of the two ranks sees the other. A
+// rank may have been inside before the claim. Then it leaves at the end of its chunk, or it is dead, or it is
+// stopped. If a rank is stopped, the memory that it might still write gets new pages, and its late writes go
+// to the old pages. If the kernel copies for it (single_copy.hpp), new pages do not help, because the kernel
+// writes to the address. Then weft can only wait.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

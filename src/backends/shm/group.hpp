@@ -35,10 +35,11 @@ struct Group {
   int size = 1;
   Path path = Path::automatic;
   bool one_process = true;  ///< whether all ranks are threads of this process
-  /// Whether there are more ranks on this host than cores that the group's ranks may use; then no rank spins.
+  /// Whether there are more ranks on this host than cores that the group's ranks may use. If so, no rank
+  /// spins.
   bool oversubscribed = false;
-  /// The single copies by which all ranks may reach each other; calls use them for the sizes in the table of
-  /// paths.hpp.
+  /// The single copies by which all ranks may access each other's memory. Calls use them for the sizes in the
+  /// table of paths.hpp.
   SingleCopy single_copy = SingleCopy::off;
   /// Whether all ranks may read each other's memory by single copies, and WEFT_SINGLE_COPY is not off; then
   /// exchanges try single copies, and measure them.
@@ -55,7 +56,7 @@ struct Group {
   RankBlock& mine() const { return control.rank(rank); }
   RankBlock& of(int r) const { return control.rank(r); }
 
-  /// Wakes rank `r` if it sleeps. To be called after a word for which it may wait has been published (with
+  /// Wakes rank `r` if it sleeps. Call this after a word for which it may wait has been published (with
   /// release stores).
   void wake(int r) const noexcept {
     full_fence();
@@ -72,7 +73,7 @@ struct Group {
   }
 
   /// Returns the place of a buffer of this rank, in the form in which all peers, or only the peer `reader`,
-  /// can reach it now.
+  /// can access it now.
   Buffer publish(const std::byte* data, std::size_t bytes, int reader = kEverybody) const noexcept;
   /// Returns the address, in this process, of `bytes` bytes at a place that another rank `r` has published,
   /// from `skip` on. Returns null if they do not lie in memory of rank r that this process has mapped. The
@@ -87,8 +88,9 @@ struct Group {
   /// Fails the group, because reach() does not find a place of rank `r`.
   [[gnu::cold]] void say_damaged(const OpState& s, int r, const Buffer& b, std::int64_t skip,
                                  std::int64_t bytes) const noexcept;
-  /// Whether this rank reaches this memory of rank `r` only through the kernel. This also holds for a thread
-  /// of this process, because weft does not follow an address that another process may have overwritten.
+  /// Whether this rank can access this memory of rank `r` only through the kernel. This is also true for a
+  /// thread of this process, because weft does not follow an address that another process may have
+  /// overwritten.
   bool by_kernel(int r, const Buffer& b) const noexcept { return b.kind == Buffer::remote && r != rank; }
   /// Shows peers all segments of this process's arena, so that they can map them.
   void show_segments() const noexcept;
@@ -101,7 +103,7 @@ struct Group {
     return !WEFT_MUTANT("lost_abort") && control.abort().state.load(std::memory_order_seq_cst) != 0;
   }
   /// Announces that this rank is about to access peers' memory; `how`: 0 or kByKernel. Returns false if the
-  /// group has failed: then the rank must not access that memory.
+  /// group has failed. The rank must then not access that memory.
   bool enter(std::uint64_t call, std::uint64_t how = 0) const noexcept;
   /// States that this rank no longer accesses peers' memory. Returns false if the group has failed meanwhile.
   bool leave() const noexcept {
@@ -116,7 +118,7 @@ Group init_group(const GroupInit& b);
 /// Claims the first cause, writes and seals it, and wakes all ranks. Returns false if there already was
 /// another cause.
 bool raise(const Group& g, const Failure& why) noexcept;
-/// Returns the first cause. Waits a moment if the claiming rank is still writing it; if that rank has died,
+/// Returns the first cause. Waits a moment if the claiming rank is still writing it. If that rank has died,
 /// its death is the cause.
 Failure first_cause(const Group& g);
 /// Returns the ranks that have died.

@@ -44,8 +44,8 @@ RegionRef private_region(std::size_t bytes) {
   });
 }
 
-// For a rank that waits for other ranks outside of the store: now and then it checks in the store whether a
-// rank has given up.
+// For a rank that waits for other ranks outside of the store. From time to time it checks in the store
+// whether a rank has failed to make the group.
 class Looks {
  public:
   explicit Looks(const GroupInit& b) : b_(b) {}
@@ -76,8 +76,8 @@ Error about_rank_0(const GroupInit& b, const Error& e) {
 // their regions.
 std::string region_name(const GroupInit& b, int number) { return fmt::format("{}~{}", b.token, number); }
 
-// Makes the group's memory. Rank 0 offers it before the others look for it, and ends the offer if it gives
-// up.
+// Makes the group's memory. Rank 0 offers it before the others look for it, and ends the offer if it
+// fails.
 RegionRef offer_region(const GroupInit& b, const std::string& name, std::size_t bytes) {
   try {
     return host_peers_of(b.context).offer(name, bytes);
@@ -105,7 +105,7 @@ RegionRef open_region(const GroupInit& b, PeerProcess& owner, const std::string&
 constexpr int kManyRanks = 128;  // from here on a group needs more descriptors than the usual limit
 constexpr std::size_t kOtherDescriptors = 512;  // what the program may need in addition to one for each rank
 
-// The time between two checks whether ranks have died or given up: a millisecond for each rank of the group,
+// The time between two checks whether ranks have died or failed: a millisecond for each rank of the group,
 // within these limits.
 constexpr Duration kShortestNap = std::chrono::milliseconds(20);
 constexpr Duration kLongestNap = std::chrono::milliseconds(400);
@@ -141,7 +141,7 @@ void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInf
 }
 
 // Waits until all ranks have reached a point in the making of the group. The last rank wakes the others,
-// which check now and then whether a rank has died or given up.
+// which check from time to time whether a rank has died or given up.
 class Assembled {
  public:
   Assembled(const GroupInit& b, const Group& g)
@@ -191,14 +191,12 @@ class Assembled {
       if (g_.of(r).joined.load(std::memory_order_seq_cst) < phase) missing.push_back(r);
     if (!missing.empty())
       throw_absent(b_, missing, std::chrono::duration_cast<Duration>(Clock::now() - began_));
-    // All ranks have written that they are present; they are counted a moment later.
+    // All ranks have written that they are present. They are counted a moment later.
     if (Clock::now() < b_.deadline.when() + kCountPatience) return;
-    throw Error(
-        ErrorCode::corrupt,
-        fmt::format(
-            "group \"{}\": the group's words in shared memory are damaged: the number of ranks that have "
-            "come is {}; expected {}",
-            b_.name, all_.came[phase - 1].load(std::memory_order_relaxed), b_.size));
+    throw Error(ErrorCode::corrupt,
+                fmt::format("group \"{}\": the group's words in shared memory are damaged: the number of "
+                            "ranks that have arrived is {}; expected {}",
+                            b_.name, all_.came[phase - 1].load(std::memory_order_relaxed), b_.size));
   }
 
   // The other ranks connect to get the control region. They must wait if this process has no more
@@ -219,7 +217,7 @@ class Assembled {
   Looks looks_;
 };
 
-// There are two phases. After the first all ranks are present, so that segments can be mapped; after the
+// There are two phases. After the first all ranks are present, so that segments can be mapped. After the
 // second all segments are mapped, so that the first call need not map them. `usable`: whether this rank may
 // have memory of pairs in its arena.
 void map_all(const GroupInit& b, Group& g, SingleCopy single_copy, bool may_pull, bool usable) {

@@ -44,7 +44,7 @@ void Messages::notify(int r) noexcept {
 }
 
 // Makes the memory of a pair, at the first message to that rank. The memory may have had another use, so this
-// clears all words that one rank reads before the other has written them; touch_envelopes() clears the
+// clears all words that one rank reads before the other has written them. touch_envelopes() clears the
 // envelopes.
 void Messages::make_pair(int dst) {
   Pair& pair = *reinterpret_cast<Pair*>(memory_.make(dst, sizeof(Pair)));
@@ -237,7 +237,7 @@ void Messages::match(OpState& recv, const UnexpectedMessage& head, const std::by
   }
 }
 
-// Finds the place of a message of this rank to itself. It is taken from the send, and not from the envelope,
+// Finds the place of a message of this rank to itself. It comes from the send, and not from the envelope,
 // which other processes may have overwritten.
 bool Messages::find_own(const OpState& recv, std::uint64_t number, Buffer& place) {
   for (const OpState* const send : peer(group_.rank).outstanding) {
@@ -338,7 +338,7 @@ bool Messages::drain(int src) {
     }
     ++peer.taken;
     if (peer.taken - peer.acknowledged >= kEnvelopeRing / 2)
-      acknowledge(src);  // notifies the sender of free room now and then
+      acknowledge(src);  // notifies the sender of free room from time to time
   }
   if (peer.held && next() == nullptr) {
     peer.held = false;
@@ -348,7 +348,7 @@ bool Messages::drain(int src) {
 }
 
 // Reports to the sender how many envelopes this rank has taken. Only a sender that has found the ring full
-// waits for this. The sender stores an envelope and then reads `drained`; this rank stores `drained` and then
+// waits for this. The sender stores an envelope and then reads `drained`. This rank stores `drained` and then
 // reads the last envelope. So one of the two sees the other's store.
 void Messages::acknowledge(int src) {
   Peer& peer = this->peer(src);
@@ -582,7 +582,7 @@ void Messages::take(OpState& s) {
   st.phase = Phase::done;
 }
 
-// Empties the chunk that the sender has filled from the front; if there is none, reads a piece from the back.
+// Empties the chunk that the sender has filled from the front. If there is none, reads a piece from the back.
 Step Messages::receive_helped(OpState& s) {
   State& st = state(s);
   Peer& peer = this->peer(s.peer);

@@ -25,9 +25,9 @@ struct SameTag {
 ///   kernel.
 /// - Any other large message is granted after its match and streamed through two chunks of the pair, one
 ///   message of the pair at a time.
-/// - If the sender waits, both ranks copy a very large message that is read by the kernel: the sender streams
-///   from the front, and the receiver reads from the back whenever no chunk is ready, until they meet. So the
-///   receiver never waits for the sender.
+/// - If the sender waits, both ranks copy a very large message that is read by the kernel. The sender streams
+/// from the front, and the receiver reads from the back whenever no chunk is ready, until they meet. So the
+/// receiver never waits for the sender.
 ///
 /// Envelopes for which no recv is posted yet are moved from the ring to the unexpected queue, up to
 /// UnexpectedLimits, so that a ring does not block. Further envelopes stay in the ring, and their sender
@@ -84,7 +84,7 @@ class Messages {
     std::uint64_t envelope;  // the number of the envelope, from 1
     std::int64_t end;        // for a helped recv: the bytes from here on have arrived
   };
-  // An envelope that was read once and checked; with its payload if no recv was posted for it.
+  // An envelope that was read once and checked, with its payload if no recv was posted for it.
   struct UnexpectedMessage {
     DType dtype{};
     bool eager = false;
@@ -109,7 +109,7 @@ class Messages {
     std::uint64_t posted = 0;        // the number of envelopes to the peer
     std::uint64_t room_to = 0;       // the number of envelopes that are known to fit
     std::uint64_t taken = 0;         // the number of envelopes from the peer
-    std::uint64_t acknowledged = 0;  // how many of these the peer knows to be taken: Pair::drained
+    std::uint64_t acknowledged = 0;  // how many of these are known to the peer as taken: Pair::drained
   };
   static State& state(OpState& s) noexcept { return *reinterpret_cast<State*>(s.scratch.data()); }
   static const State& state(const OpState& s) noexcept {

@@ -120,7 +120,7 @@ std::byte* PairMemory::make(int to, std::size_t bytes) {
       allocate(group_.one_process ? nullptr : &arena_of(group_.context), skipped + bytes);
   if (memory == nullptr)
     throw Error(ErrorCode::system,
-                fmt::format("rank {} has no {} bytes of shared memory for what it sends to rank {}",
+                fmt::format("rank {} has no {} bytes of shared memory for the data that it sends to rank {}",
                             group_.rank, bytes, to));
   blocks_.push_back({memory, skipped + bytes, to});
   return memory + skipped;
@@ -152,9 +152,9 @@ std::byte* PairMemory::find(int from, std::uint64_t place, std::size_t bytes) co
     if (process.is_refused(segment))
       throw Error(Failure{
           .code = ErrorCode::system,
-          .text = fmt::format("rank {} cannot map the segment of rank {} in which the memory for what "
-                              "that rank sends to it lies; the log says why",
-                              group_.rank, from),
+          .text = fmt::format(
+              "rank {} cannot map the segment of rank {} that holds the data sent to it; the log says why",
+              group_.rank, from),
           .ranks = {group_.rank}});
     if (segment < group_.of(from).segments.load(std::memory_order_seq_cst) && segment < Arena::kMaxSegments &&
         process.segment(static_cast<std::uint32_t>(segment)) == nullptr)

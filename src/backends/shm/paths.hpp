@@ -23,11 +23,12 @@ struct SizeRange {
 ///   WEFT_SINGLE_COPY=pull chrt -f 10 build/release/bin/paths_bench 32 all_to_all foreign     (and 4, 8, 16)
 /// single copies are faster from 0.5 to 2 MiB on, for every number of ranks.
 struct SingleCopyRow {
-  int ranks;           ///< up to so many
+  int ranks;           ///< up to this many bytes
   SizeRange pushed;    ///< all_reduce, reduce
   SizeRange combined;  ///< reduce_scatter
   SizeRange moved;     ///< all ranks give to all, or to one: each rank copies
-  SizeRange given;     ///< one rank gives: if staged, the root copies at the same time as the others
+  SizeRange given;     ///< one rank sends to the others; if staged, the root copies at the same time as the
+                       ///< others
 };
 inline constexpr std::int64_t kNoLimit = INT64_MAX;
 inline constexpr SingleCopyRow kSingleCopy[] = {
@@ -45,21 +46,21 @@ constexpr SizeRange profitable_single_copy(Op op, int ranks) noexcept {
   return {};  // never measured
 }
 
-/// Payloads of up to so many bytes travel with the arrival. For more bytes staging is faster for reductions,
-/// because each rank then reads only a part of the other ranks' data. Measured by
+/// Payloads of up to this many bytes travel with the arrival. For more bytes staging is faster for
+/// reductions, because each rank then reads only a part of the other ranks' data. Measured by
 ///   chrt -f 10 weft bench all_reduce --memory foreign --bytes 2048,4096,8192          (and the others)
 constexpr std::int64_t inline_bytes(Op op) noexcept {
   return row(op).reduces ? 4 << 10 : static_cast<std::int64_t>(kInlineBytes);
 }
 
-/// If all ranks share their memory, a call that could travel with its arrival is done in place instead, from
-/// this many bytes on. That saves the copies into the line and out of it, and costs one more synchronisation.
-/// Measured by
-///   chrt -f 10 build/release/bin/paths_bench 2 all shared 4096
+/// If all ranks share their memory, a call that could travel with its arrival is done in place
+/// instead, from this many bytes on. That saves the copies into the line and out of it, and costs
+/// one more synchronisation. Measured by chrt -f 10 build/release/bin/paths_bench 2 all shared
+/// 4096
 ///   nice -n -15 weft bench all_reduce --ranks 4 --memory shared --bytes 2048,4096,8192     (and all_to_all)
 /// If ranks share cores, a synchronisation costs more than 2 KiB of payload.
 struct InPlaceRow {
-  int ranks;  ///< up to so many
+  int ranks;  ///< up to this many bytes
   std::int64_t from;
 };
 inline constexpr InPlaceRow kInPlace[] = {{2, 1024}, {64, 4096}};
@@ -79,10 +80,10 @@ inline constexpr std::int64_t kAskedAhead = 448;
 ///   chrt -f 10 weft bench p2p --bytes 2048,4096,6000,8192
 inline constexpr std::int64_t kExposedFrom = 4096;
 
-/// From so many bytes on, both ranks copy a message that the receiver reads by the kernel, if it is the only
-/// one in flight and the sender waits. Such a message is in no cache, and one core alone cannot use the full
-/// bandwidth of the memory. Measured by
-///   chrt -f 10 weft bench p2p --memory foreign --bytes 512K,1M,2M,8M,32M
+/// From this many bytes on, both ranks copy a message that the receiver reads by the kernel, if it is the
+/// only one in flight and the sender waits. Such a message is in no cache, and one core alone cannot use the
+/// full bandwidth of the memory. Measured by chrt -f 10 weft bench p2p --memory foreign --bytes
+/// 512K,1M,2M,8M,32M
 inline constexpr std::int64_t kHelpFrom = std::int64_t{2} << 20;
 
 /// From so many bytes on, results do not stay in the caches. Stores that bypass the caches need not read the
@@ -99,9 +100,9 @@ inline constexpr std::int64_t kPackedOnSharedCores = 16 << 10;
 inline constexpr std::int64_t kFewBytes = 1024;
 /// Up to so many bytes are packed, in whatever memory they lie.
 inline constexpr std::int64_t kPackedBytes = kFewBytes;
-/// From so many bytes on, the possible ways are measured (ways.hpp); fewer bytes are packed run by run.
+/// From this many bytes on, the possible ways are measured (ways.hpp). Fewer bytes are packed run by run.
 inline constexpr std::int64_t kMeasuredBytes = 8 << 10;
-/// From kKernelBytes on the kernel may copy, if runs have at least kLongRun bytes on average: each run costs
+/// From kKernelBytes on the kernel may copy, if runs have at least kLongRun bytes on average. Each run costs
 /// the kernel 0.4 us, as much as 6 KiB. Shorter runs may be gathered.
 inline constexpr std::int64_t kKernelBytes = 12 << 10, kLongRun = 16 << 10;
 /// If runs have fewer bytes than this on average, packing is tried in addition to copies from memory that the

@@ -37,7 +37,7 @@ void RollCall::begin(const OpState& s, Clock::time_point now) noexcept {
   group_.wake_all();
 }
 
-// Finds out which processes are stopped: they do not answer, so this rank does not wait for their answers.
+// Determines which processes are stopped. They do not answer, so this rank does not wait for their answers.
 void RollCall::look(Clock::time_point now) noexcept {
   looks_ = now + kLookAgain;
   for (int r = 0; r < group_.size; ++r) {

@@ -1,9 +1,9 @@
 // The roll-call: before a time-out names a rank, the ranks are asked whom they wait for.
 //
-// The rank whose deadline has passed increments the group's number of roll-calls and wakes ranks that
-// sleep. A rank that waits, in any group, reads that number whenever it checks for failures and before it
-// sleeps. It answers by writing down whom it waits for, and then the number. A call that finishes in time
-// does none of this. hold_up.hpp says how the answers are used.
+// The rank whose deadline has passed increments the group's number of roll-calls and wakes ranks that sleep.
+// A rank that waits, in any group, reads that number whenever it checks for failures and before it sleeps. It
+// answers by writing the ranks for which it waits, and then the number. A call that finishes in time does
+// none of this. hold_up.hpp says how the answers are used.
 #pragma once
 
 #include <chrono>
@@ -19,8 +19,8 @@ namespace weft::shm {
 class RollCall {
  public:
   explicit RollCall(const Group& group) : group_(group), stopped_(static_cast<std::size_t>(group.size)) {}
-  /// Answers if a peer has asked since last time. `awaited()`: the ranks that this rank waits for in this
-  /// group. `message()`: the oldest message that it waits in; null: none.
+  /// Answers if a peer has asked since last time. `awaited()`: the ranks of this group for which this rank
+  /// waits. `message()`: the oldest message for which it waits. Null: none.
   template <class Awaited, class Message>
   void answer(const Awaited& awaited, const Message& message) noexcept {
     const std::uint64_t asked = group_.control.abort().asked.load(std::memory_order_seq_cst);
@@ -37,7 +37,7 @@ class RollCall {
   /// The ranks that hold up a call that waits for `awaited`. None if it was not asked.
   HoldUp found(std::span<const int> awaited) const;
   /// See Backend::last_calls(). The arrival lines give the calls, also those of ranks that are dead or
-  /// stopped; a rank that answers gives the message in which it waits.
+  /// stopped. A rank that answers gives the message for which it waits.
   std::vector<LastCall> last_calls() const;
 
  private:

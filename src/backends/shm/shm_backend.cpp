@@ -187,7 +187,7 @@ class ShmBackend final : public Backend {
   static constexpr const char* kLimits = "WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES allow";
   // Reports, as this rank leaves, that ranks have made different calls. No caller would catch an exception
   // here, so it logs a warning. If this rank leaves because of an exception, it has left out calls, and its
-  // program knows that; then there is no warning.
+  // program knows that. Then there is no warning.
   void compare_the_rest() noexcept try {
     std::string found;
     if (!group_.aborted() && !WEFT_MUTANT("uncompared_rest")) {
@@ -236,8 +236,8 @@ class ShmBackend final : public Backend {
     return ranks;
   }
 
-  // Checks now and then whether processes for which this rank waits write a core file: these have ended. It
-  // starts at the next rank, so that the ranks together check all processes.
+  // Checks from time to time whether processes for which this rank waits write a core file. These have ended.
+  // It starts at the next rank, so that the ranks together check all processes.
   void look_for_cores() {
     constexpr auto kEvery = std::chrono::milliseconds(200);
     constexpr int kAtOnce = 64;

@@ -1,10 +1,10 @@
 // The built-in transport: ranks are threads or processes of one host.
 //
 // A collective begins with an arrival line (collectives/arrivals.hpp). A small payload travels with it
-// (inline_path.hpp). Otherwise the ranks compare their calls, and take one of three paths: direct_path.hpp if
-// all ranks can reach the memory, single_path.hpp if the kernel copies, and staged_path.hpp through the
-// group's buffers. Other files: messages.hpp for point-to-point messages; failure.cpp for death, abort and
-// quiesce; group_init.cpp for the way in which ranks find each other.
+// (inline_path.hpp). Otherwise the ranks compare their calls, and take one of three paths. They take
+// direct_path.hpp if all ranks can access the memory, single_path.hpp if the kernel copies, and
+// staged_path.hpp through the group's buffers. Other files: messages.hpp for point-to-point messages;
+// failure.cpp for death, abort and quiesce; group_init.cpp for the way in which ranks find each other.
 #pragma once
 
 #include <memory>

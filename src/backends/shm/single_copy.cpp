@@ -122,7 +122,7 @@ void SingleCopyProbe::settle() {
     least = r;
   }
   if (permitted(said) > requested_)
-    throw Error(damaged(least, "how its look at the others' memory went", said & 15,
+    throw Error(damaged(least, "the result of its check of the others' memory", said & 15,
                         fmt::format("1 to {}", static_cast<int>(requested_) + 1)));
   group_.single_copy = std::min(calls_, permitted(said));
   group_.may_pull = permitted(said) >= SingleCopy::pull;
@@ -182,7 +182,7 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, 
                    .text = dead ? fmt::format("{}: rank {} (process {}) died", weft::name(s.op), r,
                                               process.address().pid)
                                 : fmt::format("{}: rank {} cannot {} the memory of rank {} (process {}): {}; "
-                                              "WEFT_SINGLE_COPY=off does without",
+                                              "WEFT_SINGLE_COPY=off avoids this",
                                               weft::name(s.op), group_.rank, writes ? "write" : "read", r,
                                               process.address().pid, system_words(error)),
                    .op = s.op,

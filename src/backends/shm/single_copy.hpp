@@ -10,14 +10,14 @@
 // quiesce() while a peer is stopped: see shm_single_copy_traits(). A late read does no harm, because the
 // reading rank's own call has failed.
 //
-// Such a system call may block in the kernel as long as a page of the peer's memory does not arrive: a mapped
-// file on NFS or FUSE, userfaultfd. Only SIGKILL ends it. Meanwhile no thread can check this group's
-// deadlines; but abort(), quiesce(), other calls and destructors on other threads do not wait for the system
+// Such a system call may block in the kernel as long as a page of the peer's memory does not arrive (a mapped
+// file on NFS or FUSE, userfaultfd). Only SIGKILL ends it. Meanwhile no thread can check this group's
+// deadlines. But abort(), quiesce(), other calls and destructors on other threads do not wait for the system
 // call (GroupState::own_within). If pages are slow, weft copies page by page, and checks the abort record and
 // the rank's other groups between two pages. WEFT_SINGLE_COPY=off avoids these system calls.
 //
 // The system calls name a process by its number. When the process has ended, the system may give the number
-// to another process, but only after it has used all other numbers. So the result of one look at the peer's
+// to another process, but only after it has used all other numbers. So the result of one check of the peer's
 // pidfd is valid for a millisecond. A rank looks before it writes, and after it has read. Only the owner of a
 // group uses this code.
 #pragma once
@@ -38,7 +38,7 @@ namespace weft::shm {
 SingleCopy single_copy_of(SingleCopySetting setting);
 std::string_view name(SingleCopy setting) noexcept;
 
-/// Finds out, while a group is made, which single copies of the setting all its ranks may use: ptrace
+/// Determines, while a group is made, which single copies of the setting all its ranks may use. ptrace
 /// restrictions, a seccomp filter or a container may forbid them, to some ranks or to all. Each rank has a
 /// word per peer, which that peer reads and, for `push`, also writes and reads again. There are three steps,
 /// with a barrier of all ranks between two steps. It does nothing if all ranks are threads of one process.
@@ -60,7 +60,7 @@ class SingleCopyProbe {
 };
 
 /// Knows which memory of this process the kernel copies for other processes. The kernel refuses memory of a
-/// device's driver (some kinds of pinned buffers) and secret memory (memfd_secret); such memory is staged.
+/// device's driver (some kinds of pinned buffers) and secret memory (memfd_secret). Such memory is staged.
 class OwnMemory {
  public:
   /// Lets the kernel copy the first and the last byte of a range that is not known yet, which takes a

@@ -40,9 +40,9 @@ bool has_rest_of_avx2() noexcept {
   return has_bit(c, kMovbe) && has_bit(c, kF16c) && has_bit(cpuid(0x80000001u).c, kLzcnt);
 }
 
-// Linux lets a process use the registers of AMX only if it asks (arch_prctl, Linux 5.16); this holds for all
-// its threads, and for processes that it forks. Linux refuses if a thread's alternate signal stack is too
-// small for the registers.
+// Linux lets a process use the registers of AMX only if the process requests it (arch_prctl, Linux 5.16). The
+// request is for all its threads, and for processes that it forks. Linux refuses if a thread's alternate
+// signal stack is too small for the registers.
 bool may_use_amx() noexcept {
 #if defined(__linux__)
   constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM

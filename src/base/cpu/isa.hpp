@@ -1,5 +1,5 @@
 // The highest instruction set that weft's kernels use. Every choice between kernels of several instruction
-// sets asks here, so that one variable decides it.
+// sets calls this function, so that one variable decides it.
 #pragma once
 
 #include <optional>
@@ -9,8 +9,8 @@
 namespace weft {
 
 /// Each set includes all sets before it. baseline: the instructions that the compiler uses by default. avx2:
-/// x86-64-v3, with FMA and F16C. avx512: x86-64-v4. amx: with products of bf16; all but matrix products
-/// compute as with avx512_bf16.
+/// x86-64-v3, with FMA and F16C. avx512: x86-64-v4. amx: with products of bf16; all kernels except matrix
+/// products compute as with avx512_bf16.
 enum class CpuIsa : unsigned char { baseline, avx2, avx512, avx512_bf16, amx };
 
 std::string_view name_of(CpuIsa isa) noexcept;

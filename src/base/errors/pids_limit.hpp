@@ -6,9 +6,9 @@
 
 namespace weft {
 
-/// Returns the pids.max of the nearest of this process's cgroups that has no room for another thread, or an
-/// empty text if all of them have room. `groups`: the contents of /proc/self/cgroup; `mount`: the folder at
-/// which cgroups are mounted.
+/// Returns the pids.max of the nearest of this process's cgroups that has no room for another thread. Returns
+/// an empty text if all of them have room. `groups`: the contents of /proc/self/cgroup; `mount`: the folder
+/// at which cgroups are mounted.
 std::string met_pids_max(std::string_view groups, const std::string& mount);
 /// Like met_pids_max() above, for this process.
 std::string met_pids_max();

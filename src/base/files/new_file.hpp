@@ -1,5 +1,5 @@
-// Files that weft writes. weft writes every named file through this class, which never follows or writes to a
-// link, a FIFO or a file that already has this name, and never waits for one. Each object belongs to one
+// weft writes every named file through this class. It never follows or writes to a link, a FIFO
+// or a file that already has this name, and never waits for one. Each object belongs to one
 // thread.
 #pragma once
 
@@ -13,11 +13,11 @@
 
 namespace weft {
 
-/// A new file `<path>.tmp.<16 random digits>` (O_EXCL, O_NOFOLLOW, mode 0666 less the umask) that publish()
-/// renames to `path`: the file appears complete or not at all. If the object is destroyed before publish(),
-/// it removes the file, and `path` is untouched. An existing `path` must be a regular file or a link (which
-/// is replaced, not followed); otherwise bad_argument is thrown. All other errors are `system`, and name the
-/// file.
+/// A new file `<path>.tmp.<16 random digits>` (O_EXCL, O_NOFOLLOW, mode 0666 less the umask), which publish()
+/// renames to `path`. So the file appears complete or not at all. If the object is destroyed before
+/// publish(), it removes the file, and `path` is untouched. An existing `path` must be a regular file or a
+/// link (which is replaced, not followed). Otherwise bad_argument is thrown. All other errors are `system`,
+/// and name the file.
 class NewFile {
  public:
   /// `subject`: the beginning of error texts, as in "check: --json: ".

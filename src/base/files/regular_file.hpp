@@ -1,5 +1,5 @@
-// Opens files that others named or wrote. It opens only regular files, so that weft never waits for the
-// writer of a FIFO, and never reads a device without end. Any thread.
+// Opens files that other users or programs named or wrote. It opens only regular files, so that weft never
+// waits for the writer of a FIFO, and never reads a device without end. Any thread may call it.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct RegularFile {
   int error_number = 0;  ///< the errno of open(); 0 if the file is of another kind
 };
 
-/// Opens `path` without waiting for any other process. Links are followed; a name with a NUL is refused.
+/// Opens `path` without waiting for any other process. Links are followed. A name with a NUL is refused.
 RegularFile open_regular_file(const std::string& path);
 
 /// Reads all of a regular file. Throws `system` "<subject> cannot open it: …" if the file cannot be read, and

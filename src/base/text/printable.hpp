@@ -1,5 +1,5 @@
 // Makes words from a file or from another process safe to print on a terminal or in an error's text. Pure
-// function; any thread.
+// function. Any thread may call it.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,8 @@
 namespace weft {
 
 /// Returns `words` with '?' in place of control characters, which could move the cursor or hide the text that
-/// follows: those of ASCII, and those that UTF-8 writes as 0xc2 and a byte from 0x80 to 0x9f.
+/// follows. These are the control characters of ASCII, and those that UTF-8 writes as 0xc2 and a byte from
+/// 0x80 to 0x9f.
 inline std::string printable(std::string words) {
   const auto at = [&](std::size_t i) { return static_cast<unsigned char>(words[i]); };
   for (std::size_t i = 0; i < words.size(); ++i) {

@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-// One state for the process, because there is one clock: a suspension concerns all Contexts.
+// One state for the process, because there is one clock. A suspension concerns all Contexts.
 struct Gap {
   Clock::time_point from, until;
 };

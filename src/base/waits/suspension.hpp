@@ -24,7 +24,7 @@ inline Duration wait_piece() noexcept {
   return Interruptible::current() == nullptr ? kWaitPiece : kShort;
 }
 
-/// Exists during one wait in the kernel; the thread has asked to be woken after `asked` at the latest.
+/// Exists during one wait in the kernel. The thread has requested to be woken after `asked` at the latest.
 class TimedWait {
  public:
   explicit TimedWait(Duration asked) noexcept;

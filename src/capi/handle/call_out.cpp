@@ -11,8 +11,8 @@
 namespace weft::capi {
 namespace {
 
-// How many functions are running, in all threads; and kNone once no more may begin. One number, so that a
-// thread which enters sees the end, or is seen by it.
+// How many functions are running, in all threads. kNone once no more may begin. It is one number, so that a
+// thread which enters sees the end, or the end sees the thread.
 constexpr std::uint64_t kNone = std::uint64_t{1} << 63;
 std::atomic<std::uint64_t> running{0};
 thread_local std::uint64_t own = 0;  // how many of them this thread is inside of

@@ -1,9 +1,9 @@
 // The table of the handles that are alive.
 //
-// It is a list of arrays of addresses, each eight times as long as the one before. A handle's address is in
-// one of the kProbes places behind its hash in the first array that had room there, and stays there until the
-// handle is destroyed; so a look-up takes no lock, and one of a handle that is alive mostly reads one place
-// of the first array. Arrays are never freed: there is one of them beyond the first only where thousands of
+// The table is a list of arrays of addresses, each eight times as long as the previous one. A handle's
+// address is in one of the kProbes places behind its hash, in the first array that had room there. It stays
+// there until the handle is destroyed. So a look-up takes no lock, and a look-up of a live handle mostly
+// reads one place of the first array. Arrays are never freed. There is more than one only if thousands of
 // handles were alive at once.
 #include "capi/handle/handle.hpp"
 
@@ -72,7 +72,7 @@ void enter(const void* address) {
   throw std::bad_alloc();  // a hundred million handles
 }
 
-// f(place) of the place where the address is; false: it is nowhere.
+// f(place) of the place where the address is. False if it is nowhere.
 template <class F>
 bool with_place(const void* address, const F& f) noexcept {
   for (int i = 0; i < kArrays; ++i) {
@@ -141,7 +141,7 @@ bool retire(const char* function, HandleBase* handle, const char* what, const ch
     return true;
   }
   try {
-    const std::string words = fits    ? fmt::format("{} is lent: its owner destroys it", what)
+    const std::string words = fits    ? fmt::format("{} is borrowed: its owner destroys it", what)
                               : alive ? words_of_other_kind(what, handle->kind(), kind)
                                       : words_of_dead(what, kind);
     if (alive) enter(handle);

@@ -1,10 +1,10 @@
-// The base of all handles of weft.h and weft_train.h: each is in a table of the handles that are alive, by
-// its address. An argument is looked up there before its memory is read, so that a handle which is destroyed,
-// or which another libweft of the process made, is an error and no crash; its kind is compared, too. Any
-// thread.
+// The base of all handles of weft.h and weft_train.h. Each handle that is alive is in a table, by its
+// address. weft looks up an argument in this table before it reads the argument's memory. So a handle that is
+// destroyed, or which another libweft of the process made, is an error and no crash. The kind is compared,
+// too. Any thread may use it.
 //
-// It cannot detect two mistakes: an old address that a new handle of the same kind has got since counts as
-// the new one; and a handle must not be destroyed while another thread's call uses it.
+// It cannot detect two mistakes. First, an old address at which there is now a new handle of the same kind
+// counts as the new handle. Second, a handle must not be destroyed while another thread's call uses it.
 #pragma once
 
 #include <type_traits>
@@ -12,16 +12,16 @@
 namespace weft::capi {
 
 class HandleBase;
-/// Takes the handle out of the table, so that it may be deleted, once. False, and a line on stderr: there is
-/// no such handle, or it is lent.
+/// Takes the handle out of the table, once, so that it may be deleted. Returns false, and writes a line to
+/// stderr, if there is no such handle or it is borrowed.
 bool retire(const char* function, HandleBase* handle, const char* what, const char* kind) noexcept;
 
 /// In the table from its constructor until retire() or its destructor.
 class HandleBase {
  public:
   const char* kind() const noexcept { return kind_; }
-  /// From now on the handle belongs to another handle, which lends it to the program: retire() leaves it
-  /// alone.
+  /// From now on the handle belongs to another handle, from which the program borrows it. retire() does not
+  /// destroy it.
   void lend() noexcept { lent_ = true; }
 
  protected:
@@ -38,8 +38,8 @@ class HandleBase {
 };
 
 /// The first base of a handle: `struct weft_group : Handle<weft_group>`, which has
-/// `static constexpr const char* kKind`, its name in C. This base comes first, and the handle has no virtual
-/// functions, so that both have one address.
+/// `static constexpr const char* kKind`, its name in C. This base is the first base, and the handle has no
+/// virtual functions, so that both have one address.
 template <class T>
 class Handle : public HandleBase {
  protected:
@@ -53,7 +53,7 @@ bool is_alive(const HandleBase* handle, const char* kind) noexcept;
 /// Throws bad_argument unless is_alive(). `what` is the argument's name in texts.
 void expect_alive(const char* function, const HandleBase* handle, const char* what, const char* kind);
 
-/// The whole of a function that destroys a handle: an address that is no living handle is left alone.
+/// The whole of a function that destroys a handle. It does nothing to an address that is no live handle.
 template <class T>
 void destroy(const char* function, T* handle, const char* what) noexcept {
   static_assert(!std::is_polymorphic_v<T>);

@@ -7,7 +7,7 @@ namespace weft::capi {
 
 static_assert(sizeof(weft_channel_init) == 48);
 
-// Calls a function of the host, about rank `other`, if any (-1: none); throws what it reports.
+// Calls a function of the host, about rank `other` (-1: no rank). Throws the error that it reports.
 template <class F>
 void HostChannel::call(const char* what, int other, const F& f) {
   weft_status status = WEFT_SYSTEM;

@@ -1,5 +1,5 @@
-// One rank's end of a channel of the host: calls its functions, and makes Errors of what they report. One
-// thread at a time.
+// One rank's end of a channel of the host. It calls the host's functions, and makes Errors of their reports.
+// One thread at a time uses it.
 #pragma once
 
 #include <cstddef>

@@ -19,7 +19,7 @@ std::vector<std::int32_t> transport_ranks(const GroupInit& b, std::span<const st
     if (!rank || *rank < 0) {
       const int r = static_cast<int>(ranks.size());
       throw Error(Failure{.code = ErrorCode::mismatch,
-                          .text = fmt::format("group \"{}\": rank {} told no place in a transport [rank {}]",
+                          .text = fmt::format("group \"{}\": rank {} gave no place in a transport [rank {}]",
                                               b.name, r, b.rank),
                           .ranks = {r}});
     }

@@ -15,7 +15,7 @@ weft_status weft_group_create_over(weft_context* context, const weft_transport* 
     if (options != nullptr && options->backend != nullptr)
       capi::refuse(
           weft::ErrorCode::bad_argument, function,
-          fmt::format("options->backend is \"{}\"; expected NULL beside a transport", options->backend));
+          fmt::format("options->backend is \"{}\"; expected NULL with a transport", options->backend));
     weft::Membership m = capi::membership(rank, size, -1, o);
     capi::given_or_null(function, store, "store");  // of one rank it is not used
     if (size > 1) m.store = capi::given(function, store, "store").store;

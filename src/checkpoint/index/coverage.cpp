@@ -1,6 +1,6 @@
 // Checks that the parts cover each element exactly once.
 //
-// For each element, the count is the number of parts that contain it, less 1; it must be 0 for all elements.
+// For each element, the count is the number of parts that contain it, less 1. It must be 0 for all elements.
 // The count is a sum of boxes, each part with the sign + and the whole tensor with the sign -. Along the
 // first dimension the sum changes only at coordinates at which a box begins or ends, and it is 0 everywhere
 // if and only if each of these changes is 0. A change is again a sum of signed boxes, in one dimension less:
@@ -24,7 +24,7 @@ struct Change {
   SignedBox box;
 };
 
-// Returns the count at the first element from `dim` on whose count is not 0; `element` receives that element.
+// Returns the count at the first element from `dim` on whose count is not 0. `element` receives that element.
 std::int64_t first_count(int dim, const std::vector<SignedBox>& boxes, Dims& element) {
   if (dim == element.rank()) {
     std::int64_t sum = 0;
@@ -43,7 +43,7 @@ std::int64_t first_count(int dim, const std::vector<SignedBox>& boxes, Dims& ele
     const std::int64_t at = next->at;
     here.clear();
     for (; next != changes.end() && next->at == at; ++next) here.push_back(next->box);
-    // The sum of all changes is 0: if all other changes are 0, so is the last one.
+    // The sum of all changes is 0. So if all other changes are 0, the last one is 0, too.
     if (next == changes.end()) break;
     element[dim] = at;
     if (const std::int64_t count = first_count(dim + 1, here, element); count != 0) return count;

@@ -1,4 +1,4 @@
-// Checks whether the parts of a tensor make up the whole tensor. Pure arithmetic; callable from any thread.
+// Checks whether the parts of a tensor make up the whole tensor. Pure arithmetic. Any thread may call it.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct NotCovered {
   std::int64_t parts = 0;
 };
 
-/// Returns the first such element in row-major order; nothing if each element is in exactly one part. Every
+/// Returns the first such element in row-major order. Nothing if each element is in exactly one part. Every
 /// part must lie within `whole`. Takes time n log n for n parts, times 2 for each dimension in which they
 /// differ.
 std::optional<NotCovered> first_not_covered_once(const Shape& whole, std::span<const CheckpointPart> parts);

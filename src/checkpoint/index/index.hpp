@@ -24,14 +24,14 @@ namespace weft {
 struct CheckpointPart {
   std::string file;
   Box box;
-  std::string name{};  ///< under which the file holds it; empty: the tensor's
+  std::string name{};  ///< the name under which the file holds it; empty: the tensor's name
 };
 
 struct CheckpointEntry {
   DType dtype = DType::f32;
   Shape shape;  ///< of the global tensor
   std::vector<std::string>
-      layout;  ///< per mesh axis, as it was when written; for people; loading does not need it
+      layout;  ///< per mesh axis, as it was when written, for people; loading does not need it
   std::vector<CheckpointPart> parts;
 };
 
@@ -73,11 +73,11 @@ inline const Shape& global_shape(const NamedView& tensor) {
   return tensor.layout != nullptr ? tensor.layout->global : tensor.data.shape;
 }
 
-/// Throws the errors that save_checkpoint() documents for tensors that cannot be saved or loaded; `what`
+/// Throws the errors that save_checkpoint() documents for tensors that cannot be saved or loaded. `what`
 /// begins the text. Two tensors may be the same memory completely, but may not overlap otherwise.
 void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
-/// The part of the tensor that `rank` of the mesh holds: one box, or one for each segment.
+/// The part of the tensor that `rank` of the mesh holds. It is one box, or one for each segment.
 inline std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank) {
   return held_boxes(global_shape(tensor), tensor.layout, rank);
 }
@@ -103,7 +103,7 @@ std::vector<std::uint64_t> expect_same_tensors(std::string_view what, const Devi
                                                std::span<const std::uint64_t> own = {});
 
 /// For each tensor, the index of the first earlier tensor that is the same memory (a tied tensor: equal
-/// place, dtype, shape and layout); -1: none. An empty tensor is no alias.
+/// place, dtype, shape and layout). -1: none. An empty tensor is no alias.
 std::vector<int> aliases_of(std::span<const NamedView> tensors);
 
 /// The index of a run on `ranks` ranks: each distinct part once, stored by the lowest rank that holds it.
@@ -111,7 +111,7 @@ std::vector<int> aliases_of(std::span<const NamedView> tensors);
 /// files are not known yet.
 CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks, std::span<const int> aliases = {});
 
-/// Like save_checkpoint() and load_checkpoint(), for the tensors that a function lists; all ranks get the
+/// Like save_checkpoint() and load_checkpoint(), for the tensors that a function lists. All ranks get the
 /// function's errors. `owner`: the owner of the tensors in the texts: "the model".
 void save_listed(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                  const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,

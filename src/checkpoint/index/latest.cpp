@@ -32,9 +32,10 @@ std::string folder_of_latest(const std::filesystem::path& latest, const std::str
   }
   while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
   if (const auto why = why_no_file_name(name))
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("checkpoint: {} names what is {}; expected the name of a folder beside it",
-                            latest.string(), *why));
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("checkpoint: {} names what is {}; expected the name of a folder in the same place",
+                    latest.string(), *why));
   return name;
 }
 

@@ -95,7 +95,7 @@ void warn_of_other_owner(const std::filesystem::path& directory, const Warn& war
     const std::lock_guard lock(mutex);
     if (!warned.insert(directory.string()).second) return;
   }
-  warn(fmt::format("{} belongs to user {}, who may exchange what is saved there", directory.string(),
+  warn(fmt::format("{} belongs to user {}, who may replace what is saved there", directory.string(),
                    status.st_uid));
 }
 

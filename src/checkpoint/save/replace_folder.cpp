@@ -100,8 +100,8 @@ void settle_spare(const std::filesystem::path& spare, const Warn& warn) {
   if (stands || !spare_stands) return remove_or_warn("the replaced", spare, warn);
   remove_or_warn("what is left of", folder, warn);
   if (const int error = renamed(spare, folder); error != 0)
-    warn(fmt::format("{} stands for {}, whose name it cannot get: {}", spare.string(), folder.string(),
-                     system_words(error)));
+    warn(fmt::format("{} is used in place of {}, whose name it cannot get: {}", spare.string(),
+                     folder.string(), system_words(error)));
   else
     sync_folder(folder.parent_path());
 }

@@ -17,8 +17,9 @@
 namespace weft {
 namespace {
 
-// There is one table for the process, not one per Context: a save of one rank without a mesh has no Context,
-// and a directory is the same for all Contexts. The table is never destroyed: a writer may end after main().
+// There is one table for the process, not one per Context. A save of one rank without a mesh has no Context,
+// and a directory is the same for all Contexts. The table is never destroyed, since a writer may end after
+// main().
 struct Table {
   std::mutex mutex;
   std::condition_variable changed;

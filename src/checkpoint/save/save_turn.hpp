@@ -16,9 +16,9 @@ namespace weft {
 /// can be found out.
 std::string canonical_name(const std::filesystem::path& directory);
 
-/// A save's place among the saves of this process that write to one directory: one save writes at a time, in
-/// the order in which they took their places. The destructor gives up the place, even if its turn has not
-/// come. Saves of other processes are unknown to this table.
+/// A save's place among the saves of this process that write to one directory. One save writes at a time, in
+/// the order in which they took their places. The destructor gives up the place, even if the save's turn has
+/// not arrived. This table does not know saves of other processes.
 class SaveTurn {
  public:
   /// A place without a save: wait() returns at once.

@@ -10,8 +10,8 @@
 
 namespace weft::dp {
 
-/// A range of rows of the whole tensor, of which each rank has a part: one for each segment of dimension 0.
-/// Counts are in elements.
+/// A range of rows of the whole tensor, of which each rank has a part. There is one for each segment of
+/// dimension 0. Counts are in elements.
 struct ShardSegment {
   std::int64_t begin = 0, count = 0;  ///< in the whole tensor
   std::vector<std::int64_t> counts;   ///< by rank of the axes
@@ -31,7 +31,7 @@ struct ShardItem {
   std::int64_t shard_at = 0;               ///< elements, in a buffer of reduced gradients
 
   /// Calls see(offset in the whole tensor, offset in the part, count) for each segment's part of `rank` of
-  /// the axes; all three are in elements.
+  /// the axes. All three are in elements.
   template <class See>
   void for_each_run(std::size_t rank, const See& see) const {
     std::int64_t at = 0;
@@ -42,8 +42,8 @@ struct ShardItem {
   }
 };
 
-/// How small tensors are packed: one block for each rank, one after the other; each block has the parts of
-/// all packed tensors in order.
+/// The packing of small tensors. There is one block for each rank, one after the other, and each block has
+/// the parts of all packed tensors in order.
 struct Packing {
   std::vector<std::int64_t> counts, offsets;  ///< of the blocks, by rank
   std::vector<std::vector<std::int64_t>> at;  ///< by place in ShardPlan::packed and rank: within the block

@@ -74,7 +74,7 @@ void ShardTransfers::compare() {
       if (history == told_by(first)[kOptionWords]) continue;
       throw Error(Failure{
           ErrorCode::mismatch,
-          fmt::format("sharded_parameters: the parts of \"{}\"{} were not initialised alike on {} and {}; "
+          fmt::format("sharded_parameters: the parts of \"{}\"{} were initialised differently on {} and {}; "
                       "expected one seed",
                       plan_.items[0].entry.name,
                       plan_.items.size() > 1 ? fmt::format(" and {} more", plan_.items.size() - 1) : "",
@@ -93,7 +93,7 @@ Tensor ShardTransfers::shared(std::int64_t count, DType dtype) const {
   return Tensor(plan_.axes.context(), {count}, dtype, Memory::shared, stream_of(plan_.options.compute));
 }
 
-// This rank copies its part to its place in the whole tensors, or in its block of the packed tensors; peers
+// This rank copies its part to its place in the whole tensors, or in its block of the packed tensors. Peers
 // read it from there.
 class ShardTransfers::Gather final : public Transfer::Steps {
  public:

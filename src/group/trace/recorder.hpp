@@ -1,5 +1,5 @@
 // The last calls of one rank in one group. Only the owner of the group writes it. Any thread may read at any
-// time; it may see a half-written entry, but never reads out of bounds.
+// time. It may see a half-written entry, but never reads out of bounds.
 #pragma once
 
 #include <array>
@@ -22,7 +22,7 @@ class Recorder {
   /// `about`: the part of the Trace that describes the group, without times and calls.
   explicit Recorder(Trace about);
 
-  /// Records a call; returns its number for finished(). `when`: the time in ticks; if it is 0, the time is
+  /// Records a call. Returns its number for finished(). `when`: the time in ticks. If it is 0, the time is
   /// read and stored there. Calls that begin together need only one reading (8 ns).
   std::uint64_t posted(const OpState& s, std::uint64_t& when) noexcept {
     const std::uint64_t number = next_.load(std::memory_order_relaxed);
@@ -48,7 +48,7 @@ class Recorder {
     e.word.store(word.noted(static_cast<unsigned>(state)).bits(), std::memory_order_relaxed);
     if (waited) e.finished.store(tick(), std::memory_order_relaxed);
   }
-  /// Records the message that a recv from any_source took, or that wait_message found; call it after
+  /// Records the message that a recv from any_source took, or that wait_message found. Call it after
   /// finished().
   void found(std::uint64_t number, const OpState& s) noexcept {
     if (next_.load(std::memory_order_relaxed) - number > kEntries) return;

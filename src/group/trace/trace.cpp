@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// Returns how many bytes of `text` from `at` on form one UTF-8 character; 0 if they form none.
+// Returns how many bytes of `text` from `at` on form one UTF-8 character. 0 if they form none.
 std::size_t character(std::string_view text, std::size_t at) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(at);
@@ -79,7 +79,7 @@ std::vector<int> rows(const Trace& t, std::vector<std::int64_t>& durations) {
 }
 
 std::string events(std::span<const Trace> traces, std::span<const std::int64_t> shifts) {
-  // In the viewer a "process" is a rank; each of its groups occupies `rows` rows.
+  // In the viewer a "process" is a rank. Each of its groups has `rows` rows.
   using Key = std::tuple<std::string, std::string, int, int>;
   struct Process {
     int number = 0, rows = 0;

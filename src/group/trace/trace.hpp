@@ -1,5 +1,6 @@
 // The trace of one rank in one group, in the forms that files have: JSON for `weft doctor trace` and for
-// users, and Chrome's trace format for chrome://tracing and Perfetto. Pure functions; any thread.
+// users, and Chrome's trace format for chrome://tracing and Perfetto. Pure functions. Any thread may call
+// them.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,7 @@ struct Trace {
   std::string backend, host;
   std::string boot;  ///< equal for traces with the same monotonic clock
   int process = 0, process_rank = 0;
-  /// Two clocks at the time when the group was made: the first serves to align the ranks of a host, and the
+  /// Two clocks at the time when the group was made. The first is used to align the ranks of a host, and the
   /// second to align the hosts.
   std::int64_t began_monotonic_ns = 0, began_realtime_ns = 0;
   std::int64_t taken_ns = 0;
@@ -52,7 +53,7 @@ struct Trace {
 /// viewers.
 std::string to_json(const Trace& trace, bool events = false);
 /// Puts all traces on one time line, one process per rank. `shifts`: nanoseconds to add to each trace's
-/// times; if empty, the monotonic clock is used.
+/// times. If empty, the monotonic clock is used.
 std::string to_chrome(std::span<const Trace> traces, std::span<const std::int64_t> shifts = {});
 
 }  // namespace weft

@@ -26,7 +26,7 @@ class TraceFiles {
 
   /// `about`: group, id, rank, size, backend and process rank.
   std::shared_ptr<Recorder> open(Trace about);
-  /// To be called when the group has ended: after that a signal does not write its trace any more.
+  /// Call it when the group has ended. After that a signal does not write its trace any more.
   void close(const std::shared_ptr<Recorder>& recorder) noexcept;
   /// Requests a file with the group's calls. Does not wait.
   void write(const std::shared_ptr<Recorder>& recorder) noexcept;

@@ -46,7 +46,7 @@ bool lists(const std::string& commas, const std::string& word) {
   return ("," + commas + ",").find("," + word + ",") != std::string::npos;
 }
 
-// The place at which the cgroup file system is mounted. A line of /proc/self/mountinfo has these fields
+// The folder at which the cgroup file system is mounted. A line of /proc/self/mountinfo has these fields
 // (proc(5)): id, parent, device, root, mount point, options, optional fields, "-", type, source, options of
 // the type.
 std::optional<Mount> find_mount(const std::string& root, bool version2) {
@@ -143,8 +143,8 @@ std::vector<CpuQuota> recent_cpu_quotas() {
 }
 
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes) {
-  // For each cgroup its quota, and its direct members: other cgroups, or processes. 0 is the root of all
-  // cgroups.
+  // The entry of each cgroup has its quota and its direct members, which are other cgroups or processes. 0 is
+  // the root of all cgroups.
   struct Node {
     std::int64_t quota = 0;
     bool process = false;

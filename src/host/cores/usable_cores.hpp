@@ -1,6 +1,6 @@
-// The cores on which this thread may run, and how much time on these cores the cgroups of its process allow;
-// also both for all ranks of a group together. If a host has more ranks than usable cores, its ranks do not
-// spin. Also the number of memory nodes of the machine.
+// The cores on which this thread may run, and the time on these cores that the cgroups of its process allow.
+// It also has both for all ranks of a group together. If a host has more ranks than usable cores, its ranks
+// do not spin. Also the number of memory nodes of the machine.
 #pragma once
 
 #include <sched.h>
@@ -40,7 +40,7 @@ class CoreSet {
     text.erase(text.find_last_not_of('0') + 1);
     return text.empty() ? "0" : text;
   }
-  /// Converts the text back; ignores other characters.
+  /// Converts the text back. It ignores other characters.
   static CoreSet decode(const std::string& text) noexcept {
     CoreSet cores;
     for (std::size_t i = 0; i < std::min(text.size(), cores.bits_.size() / 4); ++i) {
@@ -83,7 +83,7 @@ class CpuShare {
     for (const auto& list : quotas_) text.append("/").append(weft::encode(list));
     return text;
   }
-  /// Converts the text back; ignores other parts of it.
+  /// Converts the text back. It ignores other parts of it.
   static CpuShare decode(const std::string& text) {
     CpuShare share;
     TextIn parts(text);
@@ -100,7 +100,7 @@ class CpuShare {
     if (others.host_ == host_) quotas_.insert(quotas_.end(), others.quotas_.begin(), others.quotas_.end());
     return *this;
   }
-  /// The number of whole cores; at least one.
+  /// The number of whole cores, at least one.
   int count() const {
     const std::int64_t quota = shared_millicores(quotas_);
     const int cores = std::max(1, cores_.count());

@@ -62,12 +62,12 @@ enum class Transfer {
   later,
   closed,
   too_many_in_flight,  ///< the system carries no more descriptors for this user until some have arrived
-  no_descriptor,       ///< the message came completely, but this process may open no more descriptors (or too
-                       ///< many came)
+  no_descriptor,       ///< the message is complete, but this process may open no more descriptors (or it had
+                       ///< too many)
 };
 /// Sends one message, with a descriptor if `descriptor` >= 0.
 Transfer send_message(int socket, const void* message, std::size_t bytes, int descriptor = -1) noexcept;
-/// Receives one message of exactly `bytes`; any other message counts as closed.
+/// Receives one message of exactly `bytes`. Any other message counts as closed.
 Transfer receive_message(int socket, void* message, std::size_t bytes,
                          Descriptor* descriptor = nullptr) noexcept;
 

@@ -18,8 +18,8 @@ enum class SingleCopySetting : std::uint8_t { automatic, off, pull, push };
 /// Throws bad_argument if the variable has another value.
 SingleCopySetting single_copy_setting();
 
-/// Decides how many bytes one system call copies. If a system call took long, it has waited for pages; then
-/// pages are copied one by one, until they arrive fast again. So the thread can soon attend to other work.
+/// Decides how many bytes one system call copies. If a system call took long, it has waited for pages. Then
+/// pages are copied one by one, until they arrive fast again. So the thread can soon do other work.
 class KernelPace {
  public:
   explicit KernelPace(std::int64_t most) noexcept : most_(most), bytes_(most) {}

@@ -37,8 +37,8 @@ class PeerProcess {
   /// buffer of each direct call.
   virtual MappedSegment mapped(std::uint32_t index) const noexcept = 0;
   std::byte* segment(std::uint32_t index) const noexcept { return mapped(index).begin; }
-  /// Returns the address, in this process, of bytes that the other process has named by their place; null if
-  /// the bytes do not lie in a mapped segment.
+  /// Returns the address, in this process, of bytes that the other process has named by their place. Returns
+  /// null if the bytes do not lie in a mapped segment.
   std::byte* find(std::uint64_t segment, std::uint64_t offset, std::int64_t bytes) const noexcept {
     const auto index = static_cast<std::uint32_t>(segment);
     if (index != segment) return nullptr;

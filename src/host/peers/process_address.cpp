@@ -35,8 +35,8 @@ std::string random_socket_name() {
   return text;
 }
 
-// Processes with equal text can reach each other's sockets and watch each other's pids. If the system does
-// not report these ids, the text is random, so that no other process counts as being on this host.
+// Processes with equal text can connect to each other's sockets and watch each other's pids. If the system
+// does not report these ids, the text is random. So no other process counts as being on this host.
 std::string this_host() {
   std::string boot;
   FileIn("/proc/sys/kernel/random/boot_id") >> boot;

@@ -38,7 +38,7 @@ struct ProcessBlock {
 };
 
 // While this object exists, the end of the calling thread changes the word in the block, however the thread
-// ends. The word is a robust futex: the kernel changes it if the process is killed, or if the process becomes
+// ends. The word is a robust futex. The kernel changes it if the process is killed, or if the process becomes
 // another program by exec, which a pidfd does not report. A LifeMark replaces the thread's list of robust
 // mutexes, so the thread must not use such mutexes.
 class LifeMark {

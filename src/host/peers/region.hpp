@@ -33,8 +33,8 @@ using RegionRef = std::shared_ptr<const Region>;
 struct OfferTable;
 
 // A region with its mapping. In the process that offers the region, it also holds the entry in that process's
-// table. In other processes, it holds the PeerProcess of the offering process, and so keeps that object
-// alive, so that a second open() finds this mapping.
+// table. In other processes, it holds the PeerProcess of the offering process. This keeps that object alive,
+// so that a second open() finds this mapping.
 struct HeldRegion : Region {
   SharedMapping mapping;
   Descriptor memfd;

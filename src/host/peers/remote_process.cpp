@@ -33,7 +33,7 @@ std::string refusal_text(const SocketReply& reply) {
   return fmt::format(": {}{}", std::generic_category().message(error_number), limit);
 }
 
-// Milliseconds for poll(): one piece of the wait, rounded up, so that a wait does not spin at its end.
+// Milliseconds for poll(). It is one piece of the wait, rounded up, so that a wait does not spin at its end.
 int poll_timeout(const Deadline& deadline) {
   const auto piece = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline.left(), wait_piece()));
   return static_cast<int>(piece.count());
@@ -275,7 +275,7 @@ RemoteProcess::Answer RemoteProcess::ask(const SocketRequest& request, Deadline 
   }
 }
 
-// Maps a file after a check that it is as large as announced, and that its size is fixed: access beyond its
+// Maps a file after a check that it is as large as announced, and that its size is fixed. Access beyond its
 // end would cause a SIGBUS.
 SharedMapping RemoteProcess::map(int fd, std::uint64_t bytes) {
   struct stat file {};
@@ -308,8 +308,8 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
     places_[index].refused.store(true, std::memory_order_release);
     log_.write_later(  // write_later(), because this thread may hold a group, and the list of all groups
         LogLayer::host, LogLevel::info,
-        fmt::format("segment {} of {} ({} bytes) cannot be mapped ({}); what lies there is copied instead",
-                    index, who(), bytes, system_words(errno)));
+        fmt::format("segment {} of {} ({} bytes) cannot be mapped ({}); data there is copied instead", index,
+                    who(), bytes, system_words(errno)));
     return false;
   }
   const SharedMapping& kept = segments_[index] = std::move(mapping);

@@ -1,5 +1,5 @@
 // A peer process that is another process than this one. Its block and its segments are opened through /proc
-// if the system allows it; otherwise they are requested over its socket.
+// if the system allows it. Otherwise they are requested over its socket.
 #pragma once
 
 #include <array>
@@ -51,9 +51,9 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
     Descriptor descriptor;
   };
 
-  // There is one conversation at a time, each over its own connection; the thread that has the turn may use
-  // the socket. A thread waits for the turn a bounded time, because the conversation before it may be with a
-  // stopped process.
+  // There is one request at a time, each over its own connection. The thread that has the turn may use the
+  // socket. A thread waits for the turn a bounded time, because the request before it may be to a stopped
+  // process.
   class Turn {
    public:
     Turn(RemoteProcess& remote, Deadline deadline);

@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-// Copies runs of a known number of bytes. One side or both sides have a list of indices; a side without a
+// Copies runs of a known number of bytes. One side or both sides have a list of indices. A side without a
 // list uses index i itself.
 template <std::size_t kBytes, bool kIn, bool kOut>
 void copy_listed(const std::byte* in, std::byte* out, std::int64_t count, const std::int64_t* in_list,

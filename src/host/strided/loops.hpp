@@ -18,7 +18,7 @@ bool reaches_too_far(const Shape& shape, const Strides& strides, DType dtype) no
 
 /// A nest of loops over a box. Each dimension has a number of elements, and the elements' distance in bytes
 /// (the step) in the source and in the target. Steps may be negative, or 0. Dimensions of one element are
-/// left out; adjacent dimensions that are contiguous on both sides are joined. On either side, the outermost
+/// left out. Adjacent dimensions that are contiguous on both sides are joined. On either side, the outermost
 /// dimension may be a list: one number for each index, used in place of the index.
 class Loops {
  public:
@@ -27,8 +27,9 @@ class Loops {
   }
   /// Adds a dimension inside the existing ones.
   void add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept;
-  /// Adds the outermost dimension, before all others: index i is at in_list[i] * in_step on one side, and at
-  /// out_list[i] * out_step on the other; if a list is null, i itself is used. Lists are borrowed.
+  /// Adds the outermost dimension, before all others. Index i is at in_list[i] * in_step on one side, and at
+  /// out_list[i] * out_step on the other. If a list is null, i itself is used. The caller keeps the lists
+  /// alive.
   void add_list(std::int64_t count, const std::int64_t* in_list, std::int64_t in_step,
                 const std::int64_t* out_list, std::int64_t out_step) noexcept;
 
@@ -41,7 +42,7 @@ class Loops {
   }
 
   bool empty() const noexcept { return empty_; }
-  /// If the box is one run of bytes on both sides, returns its length; otherwise 0.
+  /// If the box is one run of bytes on both sides, returns its length. Otherwise 0.
   std::int64_t one_piece() const noexcept;
   /// Returns whether both sides have equal steps.
   bool same_steps() const noexcept;
@@ -67,11 +68,11 @@ class Loops {
   void each_run(const See& see) const {
     if (!empty_) each_index(outer_, [&](std::int64_t in, std::int64_t out) { see(in, out, run_); });
   }
-  /// Sets each element of out to the element at `in`, which is in the host's memory; the caller must keep it
-  /// alive until the stream has performed this call. The steps of the source do not matter.
+  /// Sets each element of out to the element at `in`, which is in the host's memory. The caller must keep it
+  /// alive until the stream has performed this call. The steps of the source have no effect.
   void fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const;
   /// Calls row(in offset, out offset, count, in step, out step) for each combination of indices of all
-  /// dimensions except the innermost; count and steps are those of the innermost dimension.
+  /// dimensions except the innermost. count and steps are those of the innermost dimension.
   template <class Row>
   void each_row(const Row& row) const {
     if (empty_) return;

@@ -15,8 +15,8 @@ namespace weft {
 std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) noexcept;
 
 /// Returns whether an element of `a` and an element of `b` share a byte. The answer is exact for any strides,
-/// so interleaved views count as separate. The difference of two addresses is a sum of strides times
-/// differences of indices; a search, the largest stride first, finds whether that sum can be 0. If strides
+/// so interleaved views count as disjoint. The difference of two addresses is a sum of strides times
+/// differences of indices. A search, the largest stride first, finds whether that sum can be 0. If strides
 /// are so entangled that a million steps do not decide, the views count as sharing memory.
 bool share_memory(const ConstTensorView& a, const ConstTensorView& b) noexcept;
 

@@ -29,12 +29,12 @@ inline void pause() noexcept {
 ///
 /// Ranks that are not bound may share a core while another core idles, for milliseconds, or for as long as a
 /// third program keeps that other core busy. Then the time that a waiting rank spins is lost to the rank for
-/// which it waits, and a call takes as long as all its waits spin: hundreds of microseconds instead of ten.
-/// weft recognises this as follows: nothing arrived while this thread spun; it yielded, others ran for a
-/// while and gave the core back before their time slice was over, and then the awaited event was there. Each
-/// such wait divides the number of polls; each wait that ends with nobody else on the core doubles the number
-/// again. A program that computes keeps the core for a complete slice, so such a wait does not count: next to
-/// such a program a rank should spin, because every yield costs a slice.
+/// which it waits. A call takes as long as all its waits spin: hundreds of microseconds instead of ten. weft
+/// recognises this as follows. Nothing arrived while this thread spun. It yielded, others ran for a while and
+/// gave the core back before their time slice was over, and then the awaited event was there. Each such wait
+/// divides the number of polls. Each wait that ends with nobody else on the core doubles the number again. A
+/// program that computes keeps the core for a complete slice, so such a wait does not count. Next to such a
+/// program a rank should spin, because every yield costs a slice.
 class SpinLimit {
  public:
   static constexpr int kLeast = 16;
@@ -43,12 +43,12 @@ class SpinLimit {
   static constexpr Duration kSlice = std::chrono::microseconds(500);  ///< schedulers' time slices are longer
 
   int polls() const noexcept { return polls_.load(std::memory_order_relaxed); }
-  /// To be called if the awaited event arrived while the thread spun, without a yield.
+  /// Call this if the awaited event arrived while the thread spun, without a yield.
   void came_while_spinning() noexcept {
     if (const int now = polls(); now < kSpins) [[unlikely]]
       set(std::min(2 * now, kSpins));
   }
-  /// To be called if the event arrived in a yield of that length.
+  /// Call this if the event arrived in a yield of that length.
   void came_in_yield(Duration length) noexcept {
     if (length <= kAlone) return came_while_spinning();
     if (length < kSlice) set(std::max(polls() / 4, kLeast));
@@ -59,13 +59,13 @@ class SpinLimit {
   std::atomic<int> polls_{kSpins};  // waiting threads of one rank may overwrite each other's changes
 };
 
-/// One waiting thread: after each poll without success it calls spin(); if that returns false, yield(); and
-/// if that returns false, it sleeps.
+/// One waiting thread. After each poll without success it calls spin(). If that returns false, it calls
+/// yield(). If that returns false, it sleeps.
 class Idling {
  public:
   explicit Idling(SpinLimit& limit, bool spins = true) noexcept : limit_(limit), spins_(spins) {}
   void may_spin(bool spins) noexcept { spins_ = spins; }
-  /// To be called when something has moved, or when the wait is over.
+  /// Call this when something has moved, or when the wait is over.
   void moved() noexcept {
     if (polls_ == 0) return;
     if (spins_ && yields_ == 0) limit_.came_while_spinning();
@@ -80,7 +80,7 @@ class Idling {
   /// The number of polls without success since something moved.
   int polls() const noexcept { return polls_; }
   bool spins() const noexcept { return spins_ && polls_ < limit_.polls(); }
-  /// To be called after a poll without success. Returns true if the thread has paused, and false if it has
+  /// Call this after a poll without success. Returns true if the thread has paused, and false if it has
   /// spun long enough.
   bool spin() noexcept {
     ++polls_;

@@ -24,8 +24,8 @@ class OwnerFlag {
     return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
   }
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
-  /// To be called after try_own() has failed. Spins (if `spin` allows it) and yields; returns false if the
-  /// flag was not obtained within `limit`, or if `stop()` returns that waiting is useless.
+  /// Call it after try_own() has failed. Spins (if `spin` allows it) and yields. Returns false if the flag
+  /// was not obtained within `limit`, or if `stop()` returns that waiting is useless.
   template <class Stop>
   [[gnu::cold]] bool contend(bool spin, Deadline limit, const Stop& stop) noexcept {
     for (int spins = 0; !try_own(); ++spins) {

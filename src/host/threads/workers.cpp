@@ -14,8 +14,8 @@ Workers::Workers(Compute& compute) {
       // fewer threads are enough, because results do not depend on their number
     } catch (const std::system_error& e) {
       compute.context().log().write(LogLayer::host, LogLevel::warning,
-                                    fmt::format("compute: thread {} of {} cannot be made: {}; going on with "
-                                                "{} (limits: ulimit -u, the cgroup's pids.max, "
+                                    fmt::format("compute: thread {} of {} cannot be made: {}; continuing "
+                                                "with {} (limits: ulimit -u, the cgroup's pids.max, "
                                                 "ulimit -v)",
                                                 i + 1, compute.threads(), e.code().message(), i));
       return;

@@ -60,7 +60,7 @@ constexpr std::int64_t kBlockElements = std::int64_t{1} << 16;
 constexpr std::size_t kBatch = 128;
 
 /// Calls work(i) once for each i < count, on the threads of `compute` (null: on this one), and returns when
-/// all calls are done. `elements`: the total number of elements; if there are few, it is not worth waking
+/// all calls are done. `elements`: the total number of elements. If there are few, it is not worth waking
 /// threads.
 template <class Work>
 void run(Compute* compute, std::size_t count, std::int64_t elements, const Work& work) {
@@ -70,9 +70,9 @@ void run(Compute* compute, std::size_t count, std::int64_t elements, const Work&
     for (std::size_t i = 0; i < count; ++i) work(i);
 }
 
-/// Divides tensors of count_of(0), count_of(1), … elements into blocks of kBlockElements: always the same
-/// blocks, so that results do not depend on the number of threads. Calls work(block) for each block, on the
-/// threads of `compute` (null: on this one).
+/// Divides tensors of count_of(0), count_of(1), … elements into blocks of kBlockElements. They are always the
+/// same blocks, so that results do not depend on the number of threads. Calls work(block) for each block, on
+/// the threads of `compute` (null: on this one).
 template <class CountOf, class Work>
 void for_blocks(Compute* compute, std::size_t tensors, const CountOf& count_of, const Work& work) {
   std::array<Block, kBatch> batch;

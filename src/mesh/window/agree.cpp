@@ -46,9 +46,9 @@ std::uint64_t digest_of_edge(const Edge& edge) {
                    edge.kind == Edge::Kind::pole ? edge.longitude : 0);
 }
 
-// Calls see(digest, what, value) for each thing that a rank gave: if two ranks differ, the error names the
-// first thing that differs. A digest has a letter for the kind of thing: lists may have other kinds at a
-// place. `what` ("the edge before dimension 0") and `value` make a text, when it is needed.
+// Calls see(digest, what, value) for each thing that a rank gave. If two ranks differ, the error names the
+// first thing that differs. A digest has a letter for the kind of thing, since lists may have other kinds at
+// a place. `what` ("the edge before dimension 0") and `value` make a text, when it is needed.
 template <class See>
 void each_given(const Window::Plan& plan, const std::vector<Form>& forms, Device device, Way way,
                 const See& see) {
@@ -111,7 +111,7 @@ std::string cut(std::string text) {
   return text + fmt::format("… (hash {:x})", hash);
 }
 
-// "<what>\t<value>" of rank 0 and of another rank; without a tab it has none.
+// "<what>\t<value>" of rank 0 and of another rank. Without a tab there is no value.
 std::string difference(std::string_view a, std::string_view b, int other) {
   const auto part = [](std::string_view line, bool value) {
     const std::size_t tab = std::min(line.find('\t'), line.size());
@@ -129,8 +129,8 @@ std::string difference(std::string_view a, std::string_view b, int other) {
 }  // namespace
 
 void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, Way way) {
-  // If the group's transport is on a device, its collectives are there, too: then messages compare dtypes
-  // and counts alone.
+  // If the group's transport is on a device, its collectives are there, too. Then messages compare dtypes and
+  // counts alone.
   if (plan.group->traits().device) return;
   ListDigest digest;
   each_given(plan, forms, device, way,

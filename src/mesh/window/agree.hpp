@@ -1,5 +1,5 @@
-// Whether the ranks that exchange windows mean the same ones. Compared once for each Window, at its first
-// start.
+// Checks that the ranks that exchange windows gave the same arguments. The arguments are compared once for
+// each Window, at its first start.
 #pragma once
 
 #include <vector>
@@ -8,10 +8,10 @@
 
 namespace weft::windows {
 
-/// Collective among the ranks of plan.group. If the ranks differ in anything, all of them throw mismatch,
-/// naming the thing and two ranks with the value that each of them gave: `window: what part 1 wants of
-/// dimension 0 is [[3, 9)] on rank 1 and [[4, 8)] on rank 0; expected the same on all ranks [y rank 1]`.
-/// The group fails then. If all is the same, it takes one collective.
+/// Collective among the ranks of plan.group. If the ranks differ in any argument, all of them throw mismatch,
+/// naming the argument and two ranks with their values: `window: what part 1 wants of dimension 0 is [[3, 9)]
+/// on rank 1 and [[4, 8)] on rank 0; expected the same on all ranks [y rank 1]`. The group fails then. If all
+/// is the same, it takes one collective.
 void agree(const Window::Plan& plan, const std::vector<Form>& forms, Device device, Way way);
 
 }  // namespace weft::windows

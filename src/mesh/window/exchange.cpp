@@ -80,8 +80,8 @@ using windows::refuse;
 using windows::stream_for;
 using windows::Way;
 
-// Throws if elements that are written share memory with elements that are read, or with each other; `in`
-// may lie at its place in `out`.
+// Throws if elements that are written share memory with elements that are read, or with each other. `in` may
+// lie at its place in `out`.
 void judge_overlap(const Window::Plan& plan, const Program& program, std::span<const WindowField> fields,
                    std::span<const Pair> pairs) {
   const std::size_t n = fields.size();
@@ -95,17 +95,17 @@ void judge_overlap(const Window::Plan& plan, const Program& program, std::span<c
       const bool at_place =
           i == j && std::ranges::any_of(program.places[i], [&](const auto& p) { return p.holds(pairs[i]); });
       if (!at_place && share_memory(fields[j].in, fields[i].out))
-        refuse(plan,
-               fmt::format("{} and {} overlap; expected apart{}", called("in", j, n), called("out", i, n),
-                           program.way != Way::fetch || i != j ? "" : ", or in at its place in out"));
+        refuse(plan, fmt::format("{} and {} overlap; expected disjoint memory{}", called("in", j, n),
+                                 called("out", i, n),
+                                 program.way != Way::fetch || i != j ? "" : ", or in at its place in out"));
       if (j < i && share_memory(fields[j].out, fields[i].out))
-        refuse(plan,
-               fmt::format("{} and {} overlap; expected apart", called("out", j, n), called("out", i, n)));
+        refuse(plan, fmt::format("{} and {} overlap; expected disjoint memory", called("out", j, n),
+                                 called("out", i, n)));
     }
   }
 }
 
-// Where the fields lie; throws where one has no memory, or not of its own.
+// The places of the fields. Throws if a field has no memory, or shares it.
 const Judged& judge(const Window::Plan& plan, const Program& program, std::span<const WindowField> fields,
                     Device device) {
   const std::size_t n = fields.size();
@@ -197,7 +197,7 @@ void windows::Flight::drop() noexcept {
           {.code = ErrorCode::aborted,
            .text = fmt::format("{}: rank {} dropped an exchange in flight", plan_.name, plan_.me),
            .ranks = {plan_.me}});
-  } catch (...) {  // the group has failed: others know
+  } catch (...) {  // the group has failed, and the other ranks know it
   }
   work_ = {};
 }

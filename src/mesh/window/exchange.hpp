@@ -32,8 +32,8 @@ class Few {
 };
 using Pairs = Few<Pair, 8>;
 
-/// One window's part in an exchange in flight: the memory that it takes from others, and what this rank does
-/// by itself.
+/// One window's part in an exchange in flight: the memory that it uses, and the work that this rank does by
+/// itself.
 class Exchange {
  public:
   using Plan = Window::Plan;
@@ -51,11 +51,11 @@ class Exchange {
 
   /// Before the group's exchange: sums of an adjoint are 0.
   void clear() const;
-  /// All that a rank which is alone has to move.
+  /// All elements that a rank without other ranks has to move.
   void move_own(std::span<const ExchangeField> memory) const;
   /// Writes the elements of the window that are numbers. This needs no other rank.
   void fill() const;
-  /// It is over, or has failed: others may take its memory, and it uses its program no more.
+  /// The exchange has ended or failed. Others may use its memory, and it does not use its program any more.
   void leave() const noexcept {
     std::vector<const Exchange*>& all = plan_->in_flight;
     if (!all.empty() && all.back() == this)

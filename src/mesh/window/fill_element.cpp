@@ -10,7 +10,7 @@
 namespace weft::windows {
 namespace {
 
-// Rounds to f32 such that rounding once more, to a dtype with fewer bits, gives the same as rounding
+// Rounds to f32 in such a way that rounding once more, to a dtype with fewer bits, gives the same as rounding
 // `value` at once ("round to odd": S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums:
 // proved algorithms using rounding to odd", 2008).
 float to_odd(double value) {

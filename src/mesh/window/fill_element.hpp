@@ -1,4 +1,4 @@
-// The element that fills a window beyond an end. No state; any thread.
+// The element that fills a window beyond an end. No state. Any thread may call it.
 #pragma once
 
 #include <array>
@@ -8,7 +8,8 @@
 
 namespace weft::windows {
 
-/// `value` as an element of that dtype, rounded: its first size_bytes(dtype) bytes. Complex: the real part.
+/// `value` as an element of that dtype, rounded, in the first size_bytes(dtype) bytes. Complex: the real
+/// part.
 std::array<std::byte, 16> element_of(double value, DType dtype) noexcept;
 
 }  // namespace weft::windows

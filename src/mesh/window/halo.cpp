@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// The windows that ranks want if nothing lies beyond the ends that have edge none.
+// The windows that ranks request if nothing lies beyond the ends that have edge none.
 std::vector<WindowDim> windows_of(const Partition& x, const std::vector<HaloDim>& dims) {
   std::vector<WindowDim> windows;
   for (const HaloDim& h : dims) {

@@ -40,7 +40,8 @@ class Access {
  private:
   bool of_window() const { return writes_ == (program_.way == Way::fetch); }
 
-  // All its memory; if it is a window in which this rank's part lies in place, only that around the part.
+  // All its memory. If it is a window in which this rank's part lies in place, only the memory around the
+  // part.
   std::vector<ConstTensorView> pieces() const {
     ConstTensorView rest = of_window()
                                ? ConstTensorView{data_, form_.dtype, {}, form_.of_window, form_.window}

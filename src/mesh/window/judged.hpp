@@ -1,4 +1,4 @@
-// Fields of an exchange whose memory was checked and found right. No state; any thread.
+// Fields of an exchange whose memory was checked and is right. No state. Any thread may use it.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ struct Pair {
   std::byte* window;
 };
 
-/// All facts that were checked about some fields, in few cache lines: the views of eight fields take 40,
-/// and an exchange of many bytes takes those out of the first cache each time.
+/// All facts that were checked about some fields, in few cache lines. The views of eight fields take 40
+/// lines, and an exchange of many bytes takes those out of the first cache each time.
 class Judged {
  public:
   Judged() = default;
-  /// `id`: another one than that of any other of the plan.
+  /// `id`: a number that no other record of the plan has.
   Judged(std::uint64_t id, std::span<const WindowField> fields, Device device, std::vector<Pair> pairs,
          Way way);
 
@@ -72,7 +72,7 @@ class Judged {
   std::vector<Pair> pairs_{};
   std::vector<ExchangeField> memory_{};
   Device device_{};
-  std::vector<std::uint64_t> words_{};  // of each field the words above; empty: none are known
+  std::vector<std::uint64_t> words_{};  // the words above for each field; empty: none are known
 };
 
 }  // namespace weft::windows

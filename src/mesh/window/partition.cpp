@@ -65,7 +65,7 @@ PartitionDim PartitionDim::cut_at(int dim, std::vector<std::string> axes,
 }
 
 Partition::Partition(const LayoutRef& layout) {
-  if (layout == nullptr) refuse("the layout is null; expected where each part is");
+  if (layout == nullptr) refuse("the layout is null; expected that of the tensor");
   mesh_ = layout->mesh();
   global_ = layout->global;
   const MeshShape& shape = layout->mesh_shape();
@@ -161,8 +161,8 @@ WindowDim WindowDim::halo(const Partition& x, int dim, std::int64_t before, std:
     for (const IndexRange& r : part)
       if (r.size() > 0) held.push_back(r);
     if (held.size() > 1)
-      refuse(fmt::format("dimension {}: part {} holds {} ranges; a halo is around one", dim, d.wanted.size(),
-                         held.size()));
+      refuse(fmt::format("dimension {}: part {} holds {} ranges; a halo needs one range", dim,
+                         d.wanted.size(), held.size()));
     const bool fits = held.empty() || held[0].hi <= windows::kFarthest;  // else Window refuses it as it is
     if (!held.empty()) held[0] = {held[0].lo - before, held[0].hi + (fits ? after : 0)};
     d.wanted.push_back(std::move(held));

@@ -24,7 +24,7 @@ struct Window::Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
 
-  /// A dimension of which a window is wanted. One with a pole comes before its longitude.
+  /// A dimension of which a window is requested. A dimension with a pole is before its longitude.
   struct Dim {
     int dim;
     std::int64_t part_size, window_size;  // this rank's
@@ -45,13 +45,13 @@ struct Window::Plan {
   std::vector<Dim> dims;
   Dims own_begin;                 // of a halo: where this rank's part lies in its window, in each dimension
   DeviceMesh mesh;                // the root
-  DeviceMesh axes;                // those that cut one of the dims; empty: none
+  DeviceMesh axes;                // the axes that cut one of the dims; empty: none
   int me = 0;                     // in their group
-  std::vector<Overlap> to, from;  // by rank: others' windows on this part, this window on others' parts
+  std::vector<Overlap> to, from;  // by rank: windows of others on this part, this window on parts of others
   Overlap self;
 
-  // For the comparison of ranks that must have given the same: the arguments of this rank, and whether they
-  // were compared (agree.hpp).
+  // For the comparison of ranks that must have given the same arguments: the arguments of this rank, and
+  // whether they were compared (agree.hpp).
   std::vector<PartitionDim> held;
   std::vector<WindowDim> wanted;
   bool agreed = false;
@@ -71,7 +71,7 @@ struct Window::Plan {
   /// Exchanges that began with this window and went together with others (exchange.cpp).
   struct Joined;
   mutable std::vector<std::unique_ptr<Joined>> joined;
-  // From the first start on: exchanges in flight need the Context, and may outlive the group.
+  // Set at the first start. Exchanges in flight need the Context, and may exist longer than the group.
   std::optional<Dependents::Entry> listed;
 };
 

@@ -34,7 +34,7 @@ namespace {
 using Program = Window::Plan::Program;
 using Box = std::vector<Segment>;  // one of each of the plan's dims
 
-// One side of a copy of a box: where it begins, and its steps in bytes in each dimension of the tensor.
+// One side of a copy of a box: its beginning, and its steps in bytes in each dimension of the tensor.
 struct Side {
   std::int64_t offset = 0;
   std::array<std::int64_t, Dims::kMaxDims> steps{};
@@ -161,7 +161,8 @@ class Compiler {
     return adds_ == sends ? geometry_.of_window(box, form.window, form.element)
                           : geometry_.of_part(box, form.part, form.element);
   }
-  // Whether it is this rank's part at its place in its window: what is added there is there already.
+  // Whether it is this rank's part at its place in its window. The elements that would be added there are
+  // there already.
   bool is_own_place(const Box& box) const {
     for (std::size_t d = 0; d < box.size(); ++d)
       if (box[d].in != 0 || box[d].step != 1 || box[d].turned || box[d].count != plan_.dims[d].part_size ||
@@ -170,7 +171,7 @@ class Compiler {
     return true;
   }
 
-  // The boxes that are exchanged with one rank, or with this one: those of all fields, in order.
+  // The boxes that are exchanged with one rank, or with this rank itself: the boxes of all fields, in order.
   void add_part(const Window::Plan::Overlap& overlap, bool sends, std::vector<ExchangePart>& parts) const {
     ExchangePart part{overlap.rank};
     for (std::size_t f = 0; f < program_.forms.size(); ++f) {

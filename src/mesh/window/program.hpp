@@ -1,5 +1,5 @@
-// An exchange worked out for fields of certain shapes and strides. It is made once, and kept with the plan
-// (program.cpp); exchange.cpp carries it out.
+// A prepared exchange for fields of certain shapes and strides. It is made once, and kept with the plan
+// (program.cpp). exchange.cpp performs it.
 #pragma once
 
 #include <array>
@@ -48,7 +48,8 @@ struct Window::Plan::Program {
     Step step;
     std::array<std::byte, 16> element;
   };
-  struct Place {  // of the whole part in the window: its own, and those of its images beyond a periodic end
+  struct Place {  // the places of the whole part in the window: its own place, and those of its images beyond
+                  // a periodic end
     /// Whether the part lies there in memory.
     bool holds(const windows::Pair& p) const noexcept { return p.part + part == p.window + window; }
     std::int64_t part = 0, window = 0;
@@ -61,8 +62,10 @@ struct Window::Plan::Program {
   mutable std::size_t next_judged = 0;              // of these
   // The exchange of all ranks of the plan's group, this one's own boxes among them.
   ExchangePlan plan{};
-  mutable PersistentExchange exchange{};  // made at the first start; empty if this rank is alone
-  // A rank that is alone: copies on any device; or the sums, on the host, and memory for them.
+  mutable PersistentExchange exchange{};  // made at the first start; empty if this rank exchanges only with
+                                          // itself
+  // For a rank that exchanges only with itself: copies on any device; or the sums, on the host, and memory
+  // for them.
   std::vector<Step> own{};
   std::optional<ExchangeProgram> sums{};
   mutable std::vector<std::byte> room{};
@@ -79,13 +82,13 @@ namespace windows {
 /// "in", "out of field 3": in texts of errors.
 std::string called(const char* which, std::size_t index, std::size_t count);
 
-/// The program for these fields: the program of an exchange before, or a new one. Throws bad_argument
-/// naming the field that does not fit the window.
+/// The program for these fields: the program of an earlier exchange, or a new one. Throws bad_argument naming
+/// the field that does not fit the window.
 const Window::Plan::Program& program_for(const Window& window, const Window::Plan& plan,
                                          std::span<const WindowField> fields, Way way);
 
-/// The facts that all ranks must give alike, in words: "2 fields: f32, f64", with "the adjoint of " or
-/// "sums of " before them.
+/// The facts that must be equal on all ranks, in words: "2 fields: f32, f64", with "the adjoint of " or "sums
+/// of " before them.
 std::string fields_text(const std::vector<Form>& forms, Way way);
 
 }  // namespace windows

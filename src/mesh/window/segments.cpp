@@ -25,7 +25,7 @@ std::string kind_text(Edge::Kind kind) {
 
 namespace {
 
-/// How many elements beyond an end the rule reaches; -1: any number.
+/// How many elements beyond an end the rule can give. -1: any number.
 std::int64_t reach(const Edge& edge, std::int64_t n) {
   switch (edge.kind) {
     case Edge::Kind::none: return 0;
@@ -63,12 +63,12 @@ void check_reach(const IndexRange& range, std::int64_t n, const Edge& before, co
   expect(after, range.hi - n, "end");
 }
 
-// How often indices beyond an end go round: each turn is a run.
+// How often indices beyond an end wrap around. Each turn is a run.
 std::int64_t turns(const Edge& edge, std::int64_t beyond, std::int64_t n) {
   return edge.kind == Edge::Kind::periodic && beyond > 0 ? (beyond - 1) / n + 1 : 0;
 }
 
-/// Appends the runs of the indices [lo, hi), all beyond one end, or all within; `out` is the place of lo.
+/// Appends the runs of the indices [lo, hi), all beyond one end, or all within. `out` is the place of lo.
 class Appender {
  public:
   Appender(std::vector<Run>& runs, std::int64_t n) : runs_(runs), n_(n) {}
@@ -161,7 +161,7 @@ std::vector<Segment> held(const std::vector<Run>& runs, const IndexRanges& owned
   std::vector<Segment> segments;
   for (const Run& run : runs) {
     if (run.filled) continue;
-    std::int64_t offset = 0;  // of the range in the part
+    std::int64_t offset = 0;  // the place of the range in the part
     for (const IndexRange& range : owned) {
       if (run.step == 0) {
         if (range.lo <= run.in && run.in < range.hi)

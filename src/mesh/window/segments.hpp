@@ -1,5 +1,5 @@
-// The arithmetic of one dimension of a window: which elements of the whole a range of indices means, and
-// which of them a rank holds. Pure functions.
+// The arithmetic of one dimension of a window: to which elements of the whole tensor a range of indices
+// refers, and which of them a rank holds. Pure functions.
 #pragma once
 
 #include <string>
@@ -10,11 +10,11 @@
 
 namespace weft::windows {
 
-/// Indices out … out + count of a window are elements in, in + step, … of the whole; or they are filled
-/// with a number.
+/// Indices out … out + count of a window are the elements in, in + step, … of the whole tensor. Or they are
+/// filled with a number.
 struct Run {
   std::int64_t out = 0, in = 0, count = 0;
-  int step = 1;         ///< 1; -1 reflected; 0 one element again and again
+  int step = 1;         ///< 1; -1 reflected; 0 the same element each time
   bool turned = false;  ///< beyond a pole
   bool filled = false;
   double value = 0;
@@ -28,7 +28,7 @@ std::vector<Run> runs_of_ranges(const IndexRanges& wanted, std::int64_t n, const
 /// The same runs half a turn away, in a dimension of n elements, an even number.
 std::vector<Run> half_a_turn(const std::vector<Run>& runs, std::int64_t n);
 
-/// The elements of a run that one rank holds: indices out … of the window are the elements in, in + step, …
+/// The elements of a run that one rank holds. Indices out … of the window are the elements in, in + step, …
 /// of its part.
 struct Segment {
   std::int64_t in = 0, out = 0, count = 0;
@@ -40,7 +40,7 @@ struct Segment {
 /// ranges.
 std::vector<Segment> held(const std::vector<Run>& runs, const IndexRanges& owned);
 
-/// Windows reach at most this far from index 0, and have at most twice as many indices in a dimension: no
+/// Windows are at most this far from index 0, and have at most twice as many indices in a dimension. So no
 /// sum of them overflows.
 inline constexpr std::int64_t kFarthest = std::int64_t{1} << 60;
 

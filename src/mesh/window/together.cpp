@@ -86,8 +86,8 @@ void expect_apart(std::span<const WindowFields> list, const char* name) {
         for (const WindowField& b : list[j].fields)
           if (share_memory(a.out, b.out) || share_memory(a.in, b.out) || share_memory(b.in, a.out))
             throw Error(ErrorCode::bad_argument,
-                        fmt::format("{}: fields of {} {} and of {} {} overlap; expected apart", name, name, j,
-                                    name, i));
+                        fmt::format("{}: fields of {} {} and of {} {} overlap; expected disjoint memory",
+                                    name, name, j, name, i));
 }
 
 // Throws if windows are not cut over the same axes, or one is given twice.

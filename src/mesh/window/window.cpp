@@ -44,7 +44,7 @@ void check_dims(const Partition& x, const std::vector<WindowDim>& dims) {
   }
 }
 
-// The one longitude of poles, -1: there is none.
+// The one longitude of poles. -1: there is none.
 int longitude_of(const Partition& x, const std::vector<WindowDim>& dims) {
   int longitude = -1, latitude = -1;
   for (const WindowDim& d : dims)
@@ -104,7 +104,7 @@ void check_boxes(const std::vector<Wish>& wishes) {
   }
 }
 
-// The elements that a rank whose window is that of the parts `wanting` has of a rank that holds the parts
+// The elements that a rank with the window of the parts `wanting` gets from a rank that holds the parts
 // `holding`.
 Window::Plan::Overlap overlap_of(const std::vector<Wish>& wishes, const std::vector<int>& wanting,
                                  const std::vector<int>& holding, int rank) {

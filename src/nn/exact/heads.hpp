@@ -1,4 +1,4 @@
-// Attention's backward in exact mode. Included only inside nn.
+// Attention's backward in exact mode. Only files of nn include it.
 #pragma once
 
 #include "weft/nn/frame.hpp"
@@ -12,7 +12,8 @@ struct HeadsPass {
 };
 
 /// kernels::attention_backward, in which the gradient of a key/value head is a balanced tree over its query
-/// heads, also over those of other ranks: dk and dv, given with their memory and layouts, are then summed.
+/// heads, also over the query heads of other ranks. Then dk and dv, given with their memory and layouts, are
+/// summed.
 void attention_backward(Frame& frame, const HeadsPass& pass, const kernels::AttentionShape& s, Tensor& dk,
                         Tensor& dv);
 

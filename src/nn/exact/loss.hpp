@@ -7,7 +7,7 @@
 namespace weft::exact {
 
 /// The terms (kernels::cross_entropy_terms) of each block of the classes that this rank has: f64 (blocks, …,
-/// kLossTerms). logits: (…, classes here); `classes`: which they are.
+/// kLossTerms). logits: (…, classes here). `classes`: these classes.
 Tensor loss_terms(Frame& frame, const Tensor& logits, const Tensor& labels, const kernels::VocabPart& classes,
                   const Tensor& valid, double smoothing);
 /// Sums of `terms` of all blocks: softmax of each token, and the loss over blocks of samples.

@@ -1,5 +1,5 @@
-// Exact mode rests on kernels whose bits do not depend on how rows, columns, elements and heads are cut. Here
-// this is checked on the CPU that runs the model, once, in some milliseconds.
+// Exact mode needs kernels whose bits do not depend on the cuts of rows, columns, elements and heads. This
+// check runs on the CPU that runs the model, once, in some milliseconds.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -38,14 +38,13 @@ void expect_bits(std::vector<float> whole, const std::vector<float>& parts, cons
                  std::string_view cut) {
   if (WEFT_MUTANT("exact_kernel_differs")) whole[whole.size() / 2] += 1;
   if (std::memcmp(whole.data(), parts.data(), whole.size() * sizeof(float)) == 0) return;
-  throw Error(
-      ErrorCode::unsupported,
-      fmt::format("exact: {} has other bits if {} are cut in two, on this CPU with {}; exact mode needs "
-                  "kernels whose bits no cut changes",
-                  what, cut, name_of(cpu_isa())));
+  throw Error(ErrorCode::unsupported,
+              fmt::format("exact: {} has other bits if {} are cut in two, on this CPU with {}; exact mode "
+                          "needs kernels that give the same bits for all cuts",
+                          what, cut, name_of(cpu_isa())));
 }
 
-// a: (m, k), b: (n, k); the product of rows and of columns in two parts each.
+// a: (m, k), b: (n, k). The product of rows and of columns is computed in two parts each.
 template <class T>
 void check_product(KernelContext& ctx, const std::vector<T>& a, const std::vector<T>& b, std::int64_t m,
                    std::int64_t n, std::int64_t k, const char* dtype) {

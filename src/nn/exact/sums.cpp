@@ -157,8 +157,8 @@ Tensor of_all_positions(const Tensor& own, const LayoutRef& x) {
   Shape shape{1};
   for (const std::int64_t extent : own.shape()) shape.push_back(extent);
   if (axes.empty()) return own.reshape(shape);
-  // Ranks with other samples hold other values: stated as if they were the same, since nothing is exchanged
-  // with them.
+  // Ranks with other samples hold other values. The layout states that the values are the same, since nothing
+  // is exchanged with these ranks.
   const DeviceMesh mesh = x->mesh().submesh(axes);
   Shape global = shape;
   global[0] = mesh.size();

@@ -1,7 +1,7 @@
-// The sums of exact mode, which layers call in the few places where parallelism may split a sum: over
+// The sums of exact mode. Layers call them in the few places where parallelism may split a sum: over
 // features, over samples, and over samples and positions of a sequence. Every sum is a balanced binary tree
-// over kExactBlocks blocks of global indices; a rank adds its blocks, and the transport's canonical order
-// does the rest. Included only inside nn.
+// over kExactBlocks blocks of global indices. A rank adds its blocks, and the transport's canonical order
+// adds the sums of the ranks. Only files of nn include it.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@ int blocks_here(const TensorName& what, const LayoutRef& layout, int dim);
 /// y = x wᵀ over blocks of the inputs. x: (…, in), w: (out, in)
 void output(Frame& frame, const Module& layer, const Tensor& x, const Tensor& w, const float* bias,
             const Tensor& y);
-/// dx = dy w over blocks of the outputs, 8 of each of `segments` (sizes of the whole weight; empty: one
-/// segment); then summed over the ranks that split the outputs. dx: the place of the result, with its layout.
+/// dx = dy w over blocks of the outputs, 8 blocks of each of `segments` (sizes of the whole weight; empty:
+/// one segment). Then dx is summed over the ranks that split the outputs. dx: the place of the result, with
+/// its layout.
 Tensor input_gradient(Frame& frame, const Module& layer, const Tensor& dy, const Tensor& w,
                       std::span<const std::int64_t> segments, const Tensor& dx);
 /// dw = or += dyᵀ x over blocks of samples, the first dimension of x.
@@ -37,15 +38,15 @@ void weight_gradient(Frame& frame, const Module& layer, const Tensor& dy, const 
 /// t, summed over the axes on which it is Partial.
 Tensor summed(const Tensor& t);
 
-/// to = or += the sum over blocks of samples of `x`: leaf(tokens, sum) overwrites `sum`, of the shape of
-/// `to`, with the sum over these tokens; tokens are all of x's dimensions but the last `inner`.
+/// to = or += the sum over blocks of samples of `x`. leaf(tokens, sum) overwrites `sum`, of the shape of
+/// `to`, with the sum over these tokens. Tokens are all of x's dimensions except the last `inner`.
 void over_samples(Frame& frame, const Module& layer, const Tensor& x, int inner, const Tensor& to, bool add,
                   const std::function<void(Chunk tokens, const Tensor& sum)>& leaf);
 
 /// Adds to the gradients of parameters of one dimension, or of one value per feature, the sum over blocks of
-/// samples times blocks of positions. x: (samples, positions, …, features), or (samples, features).
-/// add(rows, sums) adds the rows [offset, offset + size) of x to the arrays `sums`, one for each parameter;
-/// it is called once for each row.
+/// samples times blocks of positions. x: (samples, positions, …, features), or (samples, features). add(rows,
+/// sums) adds the rows [offset, offset + size) of x to the arrays `sums`, one for each parameter. It is
+/// called once for each row.
 void over_positions(Frame& frame, const Module& layer, const Tensor& x,
                     std::span<Parameter* const> parameters,
                     const std::function<void(Chunk rows, std::span<float* const> sums)>& add);

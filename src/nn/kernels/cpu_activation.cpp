@@ -7,8 +7,9 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// d/dx (x sigmoid(x)) = s (1 + x (1 - s)) with s = sigmoid(x). The sum is fused by name: left to the compiler
-// (g++ 12, AVX-512), it was fused in whole vectors and not in the last elements of an array.
+// d/dx (x sigmoid(x)) = s (1 + x (1 - s)) with s = sigmoid(x). The code requests the fused operation by name.
+// If the compiler chose (g++ 12, AVX-512), it fused in whole vectors and not in the last elements of an
+// array.
 WEFT_INLINE inline float silu_slope(float x, float s) { return s * std::fma(x, 1.0f - s, 1.0f); }
 
 WEFT_CPU_CLONES_OF_T(void, silu_range, (const T* x, T* y, std::int64_t n), (x, y, n)) {
@@ -67,7 +68,7 @@ WEFT_CPU_CLONES_OF_T(void, gelu_tanh_backward_range, (const T* dy, const T* x, T
                      (dy, x, dx, n)) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) {
-    // Beyond 100 the sigmoid and the slope are 0 or 1; v^2 would become infinite, and infinity times 0 is
+    // Beyond 100 the sigmoid and the slope are 0 or 1. v^2 would become infinite, and infinity times 0 is
     // NaN.
     const float given = wide(x[i]), most = given > 100.0f ? 100.0f : given,
                 v = most < -100.0f ? -100.0f : most;

@@ -154,7 +154,7 @@ void sum_rows_f64(KernelContext&, const double* x, float* y, std::int64_t rows, 
 }
 
 // Group norm rounds at the same steps as the layer for maps that are sharded in space
-// (src/domain/group_norm.cpp): it computes the sums of each channel in f64, then those of each group, then
+// (src/domain/group_norm.cpp). It computes the sums of each channel in f64, then those of each group, then
 // statistics in f32, over the ranges above. So both give equal bits, unless the ranks' sums, in another
 // order, round to another f32.
 void group_norm_forward(KernelContext& ctx, const float* x, const float* weight, const float* bias, float* y,

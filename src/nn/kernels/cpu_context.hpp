@@ -45,8 +45,8 @@ void parallel_for(KernelContext::State& state, std::int64_t tasks, Body&& body, 
   if (failure) std::rethrow_exception(failure);
 }
 
-/// The number of elements in one task of an element-wise kernel, and in one partial sum. It is 64 KiB of f32:
-/// these stay in the cache, and the task takes far longer than handing it to a thread.
+/// The number of elements in one task of an element-wise kernel, and in one partial sum. It is 64 KiB of f32.
+/// These stay in the cache, and the task takes far longer than passing it to a thread.
 inline constexpr std::int64_t kElementBlock = std::int64_t{1} << 14;
 /// The number of rows in one partial sum of a sum over rows.
 inline constexpr std::int64_t kRowBlock = 64;
@@ -61,7 +61,7 @@ void parallel_blocks(KernelContext::State& state, std::int64_t size, std::int64_
 }
 
 /// c = alpha a b, or c += alpha a b, in f32, on matrices in their stored form, whose rows are lda, ldb, ldc
-/// apart. To be called by one of the threads of a parallel_for, after reserve_products(*state.f32, …).
+/// apart. One of the threads of a parallel_for calls it, after reserve_products(*state.f32, …).
 void strided_matmul(KernelContext::State& state, int thread, Stored a_stored, Stored b_stored, std::int64_t m,
                     std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda,
                     const float* b, std::int64_t ldb, bool accumulate, float* c, std::int64_t ldc);

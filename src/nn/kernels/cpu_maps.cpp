@@ -21,7 +21,7 @@ struct Walked {
   std::int64_t size, from, to;  // steps in x and in y
 };
 
-// The dimensions of y, outermost first, without dimensions of one element; dimensions that are neighbours in
+// The dimensions of y, outermost first, without dimensions of one element. Dimensions that are neighbours in
 // both y and x become one.
 std::vector<Walked> walked(const Permutation& how) {
   const Strides of_x = row_major(how.in);
@@ -52,7 +52,7 @@ void transpose(const float* from, float* to, std::int64_t rows, std::int64_t col
           to[i * to_step + j] = from[i + j * from_step];
 }
 
-// The pixel of [0, size) that stands for pixel `at`; -1 means that 0 stands for it.
+// The pixel of [0, size) that stands for pixel `at`. -1 means that 0 stands for it.
 std::int64_t padded_pixel(std::int64_t at, std::int64_t size, Padding padding) {
   if (at >= 0 && at < size) return at;
   switch (padding) {
@@ -77,7 +77,7 @@ std::vector<std::int64_t> pixels_seen(std::int64_t kernel, std::int64_t outputs,
 }
 
 // Calls row(c, columns of one output row, row of x or -1, pixels of that row or -1 each) for every output
-// row, channel by channel; threads share the channels.
+// row, channel by channel. Threads share the channels.
 template <class Row>
 void each_output_row(KernelContext::State& state, const UnfoldShape& s, Row&& row) {
   const auto rows = pixels_seen(s.kernel_height, s.out_height, s.stride_height, s.dilation_height,
@@ -110,7 +110,7 @@ void channel_bias_backward(KernelContext& ctx, const float* dy, float* dbias, Ma
   });
 }
 
-// If the last dimension of y is the last one of x, runs of it are copied; otherwise the planes of the two
+// If the last dimension of y is the last one of x, runs of it are copied. Otherwise the planes of the two
 // dimensions are transposed one after the other.
 void permute(KernelContext& ctx, const float* x, float* y, const Permutation& how) {
   const std::int64_t count = how.in.count();

@@ -52,7 +52,7 @@ WEFT_INLINE inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x
 ///
 /// With t = |x|: if t < 1, erf is t + t P(t^2), where P approximates erf(t) / t - 1 (error 1.3e-9). Otherwise
 /// it is 1 - e^(t Q(t)), where Q approximates ln(erfc(t)) / t up to t = 4; beyond 4, f32 has no other value
-/// than 1. Both are least-squares fits; the fit of Q is weighted by erfc(t) t.
+/// than 1. Both are least-squares fits. The fit of Q is weighted by erfc(t) t.
 WEFT_INLINE inline float erf_f32(float x) {
   const float t = std::bit_cast<float>(std::bit_cast<std::uint32_t>(x) & 0x7fffffffu);
   const float s = t * t;
@@ -97,7 +97,7 @@ WEFT_INLINE inline T lane_sum(std::int64_t n, Term term) {
   return lanes[0];
 }
 
-/// The largest of x[0..n); -infinity if n is 0. This function ignores NaNs; the code that uses the maximum
+/// The largest of x[0..n). -infinity if n is 0. This function ignores NaNs. The code that uses the maximum
 /// reads the same elements and sees them.
 WEFT_INLINE inline float lane_max(const float* x, std::int64_t n) {
   float lanes[kLanes];

@@ -17,7 +17,7 @@ struct Pieces {
 };
 
 // As many pieces as there are threads. Each piece packs the other matrix again, so pieces are large. Pieces
-// of columns of a packed matrix begin where it has panels, at multiples of `panel`; 0: it is not packed.
+// of columns of a packed matrix begin at its panels, at multiples of `panel`. 0: it is not packed.
 Pieces cut_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threads, std::int64_t panel) {
   constexpr std::int64_t kLeastSize = 128, kMinProducts = std::int64_t{1} << 20, kAlign = 16;
   const bool of_rows = m >= n, of_panels = !of_rows && panel > 0;
@@ -136,7 +136,7 @@ struct TreeTile {
   const ProductTree& tree;
   float* scratch;  // of the kernel
 
-  // Leaf `index`, to rows of c that lie `stride` apart; or c += the leaf, if that is a single sum of the
+  // Leaf `index`, to rows of c that are `stride` apart. Or c += the leaf, if that is a single sum of the
   // kernel.
   void leaf(int index, float* c, std::int64_t stride, bool add) const {
     bool begun = add;
@@ -150,7 +150,7 @@ struct TreeTile {
     });
     for (std::int64_t i = 0; i < rows && !begun; ++i) std::fill_n(c + i * stride, columns, 0.0f);
   }
-  // Whether c += leaf has the bits of the sum of c and the leaf: an element of the leaf is rounded once, by
+  // Whether c += leaf has the bits of the sum of c and the leaf. An element of the leaf is rounded once, by
   // the last of its fma, and added to c as a number.
   bool leaf_is_one_sum() const {
     constexpr std::int64_t kLeastBlock = 256;  // of k in one sum, of all kernels (gemm.hpp)

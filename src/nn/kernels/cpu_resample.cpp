@@ -45,7 +45,7 @@ Seen seen_columns(const UnfoldShape& s) {
 
 }  // namespace
 
-// First every row that any output row needs is resampled along its columns; then these rows are added up.
+// First every row that any output row needs is resampled along its columns. Then these rows are added up.
 void resample(KernelContext& ctx, const float* x, float* y, const ResampleShape& s) {
   const Taps &rows = *s.rows, &columns = *s.columns;
   const std::int64_t height = rows.outputs(), width = columns.outputs();

@@ -16,10 +16,11 @@ struct KernelContext::State {
   /// `context` may be null; otherwise it must outlive this object.
   State(int thread_count, Context* context);
 
-  /// Scratch memory for the whole call; valid until the next request. Its contents are undefined.
+  /// Scratch memory for the whole call. It is valid until the next request. Its contents are undefined.
   float* scratch(std::int64_t floats);
   double* scratch_f64(std::int64_t doubles);
-  /// Like scratch(), for operands in bf16 that a kernel of f32 gets widened: that kernel may call scratch().
+  /// Like scratch(), for operands in bf16 that are widened for a kernel of f32. That kernel may call
+  /// scratch().
   float* scratch_widened(std::int64_t floats);
   /// Scratch memory of one of the threads of a parallel_for. Call reserve_per_thread before it.
   void reserve_per_thread(std::int64_t floats);

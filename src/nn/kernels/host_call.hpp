@@ -1,5 +1,5 @@
-// The functions in the table of a device for kernels that the device does not have: an error that names the
-// kernel, or, where WEFT_HOST_KERNELS allows it, the CPU's kernel on copies of the operands.
+// The functions in the table of a device for kernels that the device does not have. They throw an error that
+// names the kernel. If WEFT_HOST_KERNELS allows it, they run the CPU's kernel on copies of the operands.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ class HostCall {
 
   /// The context of the CPU, which has as many threads.
   KernelContext& context() const noexcept { return *host_; }
-  /// The next argument: an operand becomes its copy on the host. To be called for each argument in turn.
+  /// The next argument. An operand becomes its copy on the host. Call it for each argument in turn.
   template <class T>
   T argument(T value) {
     if constexpr (!kIsOperand<T>) {
@@ -56,7 +56,8 @@ class HostCall {
   KernelContext* device_;
   KernelContext* host_;
   std::span<const Operand> operands_;
-  std::vector<std::unique_ptr<std::byte, Free>> copies_;  // exactly as long as the list says; null for null
+  std::vector<std::unique_ptr<std::byte, Free>> copies_;  // exactly as long as the list says; null if the
+                                                          // operand is null
   std::size_t next_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // The kernels as plain loops: the definition of their results in the simplest form. Names and arguments are
-// those of kernels.hpp, but without a context, and for float and double: tests compare the fast kernels with
-// these, and take finite differences of the double versions. Sums are computed in double. Pure functions; any
-// thread.
+// those of kernels.hpp, but without a context, and for float and double. Tests compare the fast kernels with
+// these, and take finite differences of the double versions. Sums are computed in double. Pure functions. Any
+// thread may call them.
 #pragma once
 
 #include <algorithm>
@@ -312,8 +312,8 @@ void attention_forward(const T* q, const T* k, const T* v, T* out, T* softmax, A
   }
 }
 
-/// dq has the shape of q, dk and dv have the shape of k; computed from dout (shaped like out) and the values
-/// that the forward pass kept.
+/// dq has the shape of q, dk and dv have the shape of k. They are computed from dout (shaped like out) and
+/// the values that the forward pass kept.
 template <class T>
 void attention_backward(const T* dout, const T* q, const T* k, const T* v, const T* out, const T* softmax,
                         T* dq, T* dk, T* dv, AttentionShape s) {

@@ -202,7 +202,7 @@ void permute(const T* x, T* y, const Permutation& how) {
   }
 }
 
-/// The pixel of [0, size) that stands for pixel `at`, which may lie beyond the border; -1 means that 0 stands
+/// The pixel of [0, size) that stands for pixel `at`, which may lie beyond the border. -1 means that 0 stands
 /// for it.
 inline std::int64_t padded_pixel(std::int64_t at, std::int64_t size, Padding padding) {
   if (at >= 0 && at < size) return at;
@@ -312,7 +312,7 @@ void full_attention_forward(const T* q, const T* k, const T* v,
       }
 }
 
-/// dq has the shape of q, dk and dv have the shape of k; dbias: (queries, keys), the sum over samples and
+/// dq has the shape of q, dk and dv have the shape of k. dbias: (queries, keys), the sum over samples and
 /// heads, or null.
 template <class T>
 void full_attention_backward(const T* dout, const T* q, const T* k, const T* v,
@@ -350,7 +350,7 @@ void full_attention_backward(const T* dout, const T* q, const T* k, const T* v,
     dbias[i] = static_cast<T>(dbias_sum[i]);
 }
 
-/// weights: (batch, heads, queries, keys); the other arguments are those of full_attention_forward().
+/// weights: (batch, heads, queries, keys). The other arguments are those of full_attention_forward().
 template <class T>
 void attention_weights_forward(const T* q, const T* k, const T* bias, T* weights, FullAttentionShape s) {
   const std::int64_t per_kv = s.heads / s.kv_heads;

@@ -1,4 +1,4 @@
-// Memory that grows to the largest request. Private to cpu_*.cpp; one thread at a time.
+// Memory that grows to the largest request. Private to cpu_*.cpp. One thread at a time uses it.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ class Context;
 
 namespace weft::kernels {
 
-/// Scratch memory for one purpose, which grows to the largest request: local memory of a Context, or memory
-/// of the C++ library if there is no Context.
+/// Scratch memory for one purpose, which grows to the largest request. It is local memory of a Context, or
+/// memory of the C++ library if there is no Context.
 class Scratch {
  public:
   /// Returns at least `bytes` bytes, 64-byte aligned; valid until the next call. Their contents are

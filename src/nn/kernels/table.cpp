@@ -23,7 +23,7 @@ const KernelTable& table_of(Compute& compute) {
   if (compute.device() == Device{}) return cpu_table();
   if (const WholeTable* table = compute.context().attached<Tables>().find(compute.device())) return *table;
   throw Error(ErrorCode::unsupported,
-              fmt::format("kernels: {} has none in this Context; add_kernels() gives them",
+              fmt::format("kernels: {} has none in this Context; add_kernels() adds them",
                           to_string(compute.device())));
 }
 

@@ -1,5 +1,5 @@
-// A kernel of bf16 made of its kernel of f32: operands in bf16 are widened in temporary memory, and what the
-// kernel writes there is rounded. Private to this folder.
+// A kernel of bf16 made of its kernel of f32. Operands in bf16 are widened in temporary memory, and the
+// results that the kernel writes there are rounded. Private to this folder.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ struct Widened<Narrow, Wide, Memory> {
         ctx.table().widen_bf16(ctx, static_cast<const bf16*>(o.data), wide[i], o.elements);
     }
     std::size_t operand = 0;
-    const auto argument = [&]<class A>(A arg) {  // to be called for each argument in turn
+    const auto argument = [&]<class A>(A arg) {  // call it for each argument in turn
       const std::size_t i = operand;
       operand += kIsOperand<A> ? 1 : 0;
       if constexpr (std::is_same_v<A, const bf16*>)

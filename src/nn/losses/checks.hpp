@@ -10,8 +10,8 @@
 
 namespace weft::losses {
 
-/// Partial(sum) on axes that split the argument of the loss: each rank has the part of the sum that comes
-/// from its own elements.
+/// Partial(sum) on axes that split the argument of the loss, since each rank has the part of the sum of its
+/// own elements.
 inline LayoutRef loss_layout(const LayoutRef& terms) {
   if (terms == nullptr) return nullptr;
   Placements placements = terms->placements;
@@ -39,7 +39,7 @@ struct CountWords {
 };
 
 /// Throws unless `count` is one i64 and, if several ranks have a part, is declared as the count of all ranks.
-/// `layout`: the layout of the tensor that the words name; `terms`: the layout of the terms of the sum.
+/// `layout`: the layout of the tensor that the words name. `terms`: the layout of the terms of the sum.
 inline void expect_count_of_all(const char* loss, const char* name, const Tensor& count,
                                 const LayoutRef& layout, const LayoutRef& terms, const CountWords& words) {
   if (count.dtype() != DType::i64)

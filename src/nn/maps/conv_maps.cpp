@@ -30,7 +30,7 @@ Tensor in_dtype(Frame& frame, const Tensor& x, DType dtype) {
   return dtype == DType::bf16 && x.dtype() == DType::f32 ? rounded_to_bf16(frame, x) : x;
 }
 
-// c = a b; b has one column for each pixel, and both are matrices in their stored form.
+// c = a b. b has one column for each pixel, and both are matrices in their stored form.
 void product(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, const Tensor& c) {
   const bool turned = a_stored == Stored::transposed;
   const std::int64_t m = a.size(turned ? 1 : 0), n = b.size(1), k = a.size(turned ? 0 : 1);
@@ -44,7 +44,7 @@ bool one_to_one(const UnfoldShape& s) {
 }
 
 // In bf16, products of few pixels are computed as their transposes, which have the same bits. A product packs
-// its second matrix in each call, so the weight should be the second matrix, which can also be packed once
+// its second matrix in each call. So the weight should be the second matrix, which can also be packed once
 // and kept. Up to this many pixels the transposed product is faster, even if nothing is kept.
 constexpr std::int64_t kFewPixels = 16;
 bool few_pixels(const UnfoldShape& s, const Tensor& w, std::int64_t groups) {
@@ -103,7 +103,8 @@ View at_pixels(View map, const Pixels& p, std::int64_t width) {
   return map;
 }
 
-// A sum of parts that arrive one after the other, added pairwise: sums of two parts, of four parts, …
+// A sum of parts that arrive one after the other. They are added pairwise: sums of two parts, of four parts,
+// …
 class PairwiseSum {
  public:
   PairwiseSum(Frame& frame, const Shape& shape) : frame_(frame), shape_(shape) {}

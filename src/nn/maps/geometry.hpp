@@ -96,14 +96,14 @@ inline std::int64_t transposed_outputs_of(const Module& module, const char* what
   return all - 2 * padding;
 }
 
-/// The layout of maps with other channels, height and width, sharded like those of `x`; null stays null.
+/// The layout of maps with other channels, height and width, sharded like those of `x`. Null stays null.
 inline LayoutRef map_layout(const LayoutRef& x, std::int64_t channels, std::int64_t height,
                             std::int64_t width) {
   if (x == nullptr) return x;
   return x->with_global({x->global[0], channels, height, width});
 }
 
-/// Makes a map whose height and width no axis shards; its batch is sharded like x's and, if the number of
+/// Makes a map whose height and width no axis shards. Its batch is sharded like x's and, if the number of
 /// channels is equal, its channels, too.
 inline Tensor make_map(Frame& frame, const Tensor& x, std::int64_t channels, std::int64_t height,
                        std::int64_t width, Memory memory) {

@@ -8,7 +8,7 @@
 
 namespace weft::taps {
 
-/// Adds `before` and `after` elements to the n existing ones, as the padding says; elements of a zero padding
+/// Adds `before` and `after` elements to the n existing ones, as the padding says. Elements of a zero padding
 /// have no taps. The caller must have checked that there are enough elements.
 kernels::Taps padded(std::int64_t n, std::int64_t before, std::int64_t after, kernels::Padding padding);
 /// Means of `kernel` elements, `stride` apart. Elements beyond the border are 0; they count if
@@ -23,7 +23,7 @@ kernels::Taps nearest(std::int64_t n, std::int64_t out);
 /// aligned corners.
 kernels::Taps linear(std::int64_t n, std::int64_t out, bool align_corners);
 
-/// The adjoint: input i becomes an output, whose taps are the outputs that used it, in their order. n: the
+/// The adjoint. Input i becomes an output, whose taps are the outputs that used it, in their order. n: the
 /// number of inputs.
 kernels::Taps transposed(const kernels::Taps& of, std::int64_t n);
 

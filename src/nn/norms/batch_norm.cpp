@@ -15,10 +15,10 @@
 
 namespace weft {
 
-// BatchNorm: the sums over samples and pixels are computed in f64, in one pass over x, and added over ranks
-// in one all-reduce: one sum and one sum of squares per channel. The product of two f32 is exact in f64, so
-// that the variance, a difference of two sums, has about 16 digits minus the digits of (mean / std)^2.
-// Statistics stay on the device: the host knows the number of summands from the layout alone, and never
+// BatchNorm. The sums over samples and pixels are computed in f64, in one pass over x, and added over ranks
+// in one all-reduce: one sum and one sum of squares per channel. The product of two f32 is exact in f64. So
+// the variance, a difference of two sums, has about 16 digits minus the digits of (mean / std)^2.
+// Statistics stay on the device. The host knows the number of summands from the layout alone, and never
 // waits.
 
 BatchNorm::BatchNorm(std::int64_t channels, const BatchNormConfig& config) : config_(config) {
@@ -56,8 +56,8 @@ bool splits_samples(const Layout& x, std::size_t axis, const Axes& axes, bool li
          in_list == listed;
 }
 
-// The sums over the axes that split the samples and pixels of x: over the listed ones (`listed` true), or
-// over the others.
+// The sums over the axes that split the samples and pixels of x. They are over the listed axes (`listed`
+// true), or over the others.
 Tensor summed(const Tensor& mine, const LayoutRef& x, const Axes& axes, bool listed) {
   return norms::summed(mine, x, [&](std::size_t axis) { return splits_samples(*x, axis, axes, listed); });
 }
@@ -141,7 +141,7 @@ Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
   Compute& compute = frame.compute();
   const kernels::MapShape s = norms::map_shape(x);
   Tensor mean = compute.make({s.channels}), inv_std = compute.make({s.channels});
-  double count = 0;  // of summands; 0: the statistics are the running ones
+  double count = 0;  // the number of summands; 0: the statistics are the running ones
   if (frame.pass().training) {
     const Summands summands = summands_of(x, config_.axes);
     expect_enough(what, x, summands);

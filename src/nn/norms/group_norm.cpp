@@ -36,9 +36,9 @@ Tensor of_channels(Frame& frame, const Tensor& of_groups, const Sizes& s) {
   return y;
 }
 
-// Two numbers for each sample and channel, stored one after the other for all samples: first all first
-// numbers, then all second ones. Adds sums of channels to sums of groups, over all ranks that have pixels of
-// them; each sum is multiplied by its channel's weight unless `weight` is null.
+// Two numbers for each sample and channel, stored one after the other for all samples. First are all first
+// numbers, then all second numbers. Adds sums of channels to sums of groups, over all ranks that have pixels
+// of them. Each sum is multiplied by its channel's weight unless `weight` is null.
 Tensor of_groups(Frame& frame, const Tensor& sums, const float* weight, const Sizes& s, const LayoutRef& x) {
   const Tensor y = frame.compute().make({2, s.batch, s.groups}, DType::f64, Memory::shared);
   if (s.rows() > 0)

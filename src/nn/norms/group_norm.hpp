@@ -1,6 +1,6 @@
 // Group norm of maps whose pixels are sharded over ranks. Included only inside nn.
 //
-// Each rank sums its own pixels in f64, channel by channel; the sums of a group are added over ranks in one
+// Each rank sums its own pixels in f64, channel by channel. The sums of a group are added over ranks in one
 // all-reduce of two numbers for each sample and group. The sums stay on the device, and the host waits for
 // none of them.
 #pragma once
@@ -20,7 +20,7 @@ inline std::int64_t groups_of(const GroupNorm& norm, const Tensor& x) {
 }
 std::int64_t checked_groups_of(const GroupNorm& norm, const TensorName& what, const Tensor& x);
 
-/// The passes for such an x; collective. The Frame keeps what backward needs.
+/// The passes for such an x. Collective. The Frame keeps what backward needs.
 Tensor forward(const GroupNorm& norm, const Tensor& x, Frame& frame);
 Tensor backward(const GroupNorm& norm, const Tensor& dy, Frame& frame);
 

@@ -20,7 +20,7 @@ inline bool cut(const LayoutRef& x, int from) {
   return false;
 }
 
-/// The sums over the axes of x's mesh for which sums(axis) returns true; if there is no such axis, `mine`
+/// The sums over the axes of x's mesh for which sums(axis) returns true. If there is no such axis, `mine`
 /// itself. Collective over the ranks of these axes: one all-reduce.
 inline Tensor summed(const Tensor& mine, const LayoutRef& x,
                      const std::function<bool(std::size_t axis)>& sums) {

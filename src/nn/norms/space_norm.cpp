@@ -58,8 +58,8 @@ SpaceSizes sizes_of(const LayerNorm& norm, const Tensor& x) {
   return {rows, rows == 0 ? 0 : x.count() / rows};
 }
 
-// Two numbers for each row: first the first numbers of all rows, then the second ones, over all ranks that
-// have a part of the rows.
+// Two numbers for each row, over all ranks that have a part of the rows. First are the first numbers of all
+// rows, then the second numbers.
 Tensor summed(const LayerNorm& norm, const Tensor& mine, const Tensor& x) {
   return norms::summed(mine, x.layout(),
                        [&](std::size_t axis) { return norms::cuts(*x.layout(), axis, first_of(norm, x)); });

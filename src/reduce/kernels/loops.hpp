@@ -20,8 +20,8 @@ WEFT_INLINE void chunks(std::int64_t count, const F& f, std::int64_t i = 0) {
 
 // Each input is prefetched this many bytes ahead, which hides the latency at the start of a page. Nothing
 // beyond the last element is prefetched, because another rank's part begins there, which lies in that rank's
-// cache. Measured by `chrt -f 10 weft bench all_reduce --memory shared --dtype f32,bf16`: smaller inputs lie
-// in the first-level cache and gain nothing, f32 of 128 KB to 512 KB gains an eighth, bf16 of 32 MB a sixth.
+// cache. Measured by `chrt -f 10 weft bench all_reduce --memory shared --dtype f32,bf16`. Smaller inputs lie
+// in the first-level cache and gain nothing. f32 of 128 KB to 512 KB gains an eighth, bf16 of 32 MB a sixth.
 constexpr std::int64_t kAheadBytes = 2048;
 constexpr std::int64_t kAheadFrom = 32 << 10;
 

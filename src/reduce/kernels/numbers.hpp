@@ -83,8 +83,8 @@ struct F32InF64 {
   static WEFT_INLINE float narrow_one(double x) { return static_cast<float>(x); }
 };
 
-// Two neighbouring elements share one 32-bit lane: if the lane is shifted up, it is the even element as a
-// float; if it is masked, it is the odd one. So a chunk is widened and narrowed without moving elements
+// Two neighbouring elements share one 32-bit lane. If the lane is shifted up, it is the even element as a
+// float. If it is masked, it is the odd element. So a chunk is widened and narrowed without moving elements
 // between lanes.
 struct Bf16 {
   using Stored = std::uint16_t;
@@ -162,8 +162,8 @@ struct F16 {
     return bits_as<Vec<float, W>>(sign | (finite + (magnitude >= (31 << 23) ? infinite : zero)));
   }
 
-  // Returns the bits of f16(float): normal results round by adding half a unit minus the tie; subnormal ones
-  // round by adding 0.5, whose last place is 2^-24.
+  // Returns the bits of f16(float). Normal results round by adding half a unit minus the tie. Subnormal
+  // results round by adding 0.5, whose last place is 2^-24.
   template <int W>
   static WEFT_INLINE Vec<std::uint16_t, W> narrow(Vec<float, W> x) {
 #if defined(__F16C__)

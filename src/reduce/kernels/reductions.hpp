@@ -26,8 +26,8 @@ enum class KernelKind {  // the first twelve values of ReduceOp::Kind
   logical_xor,
 };
 
-// A chunk of accumulators: one vector; two vectors if the number is paired, or if an accumulator has two
-// words.
+// A chunk of accumulators. It is one vector, or two vectors if the number is paired or if an accumulator has
+// two words.
 template <class T, int W, bool paired>
 struct ChunkOf {
   using type = Vec<T, W>;
@@ -95,7 +95,7 @@ struct Reduction {
     return {value, static_cast<Quotient>(Quotient{1} / value), n, (n & (n - 1)) == 0};
   }
 
-  // Returns the scale of premul_sum as an accumulator; for integers it is a whole number.
+  // Returns the scale of premul_sum as an accumulator. For integers it is a whole number.
   static Acc factor(double scale) {
     if constexpr (Number::kFloating) {
       return static_cast<Acc>(scale);
@@ -170,7 +170,7 @@ struct Reduction {
     } else if constexpr (!Number::kFloating) {
       return (kind == KernelKind::min ? a < b : b < a) ? a : b;
     } else {
-      // Equal values have equal bits or are zeros of two signs: min sets the sign bit if one of the values
+      // Equal values have equal bits or are zeros of two signs. min sets the sign bit if one of the values
       // has it, max only if both have it.
       using BitsOfV = Vec<Bits, sizeof(V) / sizeof(Bits)>;
       const auto bits_a = bits_as<BitsOfV>(a), bits_b = bits_as<BitsOfV>(b);

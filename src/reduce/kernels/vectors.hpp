@@ -27,7 +27,7 @@ constexpr int kVectorBytes = 32;
 constexpr int kVectorBytes = 16;
 #endif
 
-// A compiler vector of W elements; for one element it is the plain type, so that one expression works for
+// A compiler vector of W elements. For one element it is the plain type, so that one expression works for
 // both.
 template <class T, int W>
 struct VectorOf {

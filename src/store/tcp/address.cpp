@@ -165,7 +165,7 @@ SocketAddress local_socket_of(const SocketAddress& loopback) {
 
 std::string interface_to(const SocketAddress& to) {
   const auto no_route = [] { return fmt::format("no route ({})", std::generic_category().message(errno)); };
-  // Connecting a datagram socket sends nothing; it only asks the routing table.
+  // Connecting a datagram socket sends nothing. It only reads the routing table.
   const Descriptor fd(::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   SocketAddress own;
   if (!fd || ::connect(fd.get(), to.data(), to.length) != 0 ||

@@ -33,14 +33,14 @@ struct HostPort {
   std::uint16_t port = 0;
   friend bool operator==(const HostPort&, const HostPort&) = default;
 };
-/// Parses `host:port`, with an IPv6 address in brackets; returns nothing for any other text. Port 0 is
+/// Parses `host:port`, with an IPv6 address in brackets. Returns nothing for any other text. Port 0 is
 /// accepted.
 std::optional<HostPort> parse_host_port(std::string_view text);
 /// The inverse of parse_host_port: uses brackets if the host contains a colon.
 std::string shown_host_port(std::string_view host, std::uint16_t port);
 
 /// All addresses of `host`, in the order in which they should be tried. "localhost" is loopback, whatever the
-/// resolver says. Returns an empty list if the resolver cannot answer now; `why` then has its text, and the
+/// resolver says. Returns an empty list if the resolver cannot answer now. `why` then has its text, and the
 /// caller may try again. Throws system if there is no such host.
 std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, std::string& why);
 /// The addresses that the TCP store may use. With a secret: all addresses, those off loopback first (a name
@@ -54,8 +54,8 @@ std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_
 /// namespace.
 SocketAddress local_socket_of(const SocketAddress& loopback);
 
-/// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address on it;
-/// "no route (…)" if there is none. Nothing is sent.
+/// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address on it.
+/// "no route (…)" if there is none. It sends nothing.
 std::string interface_to(const SocketAddress& to);
 
 }  // namespace weft

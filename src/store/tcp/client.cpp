@@ -139,17 +139,17 @@ class TcpStore final : public Store {
         idle_.push_back(std::move(connection));
         return true;
       case Outcome::foreign:
-        why = fmt::format("what listens on {} is not a weft store", address.text());
+        why = fmt::format("the process that listens on {} is not a weft store", address.text());
         if (only) throw Error(ErrorCode::system, "store: " + why);
         return false;
       case Outcome::secret_demanded:
         throw Error(
             ErrorCode::bad_argument,
-            fmt::format("store: the server at {} demands a secret; expected it in a file of mode 0600 "
+            fmt::format("store: the server at {} requires a secret; expected it in a file of mode 0600 "
                         "(WEFT_STORE_SECRET_FILE) or in WEFT_STORE_SECRET",
                         address.text()));
       case Outcome::wrong_secret: throw wrong_secret(address.text());
-      case Outcome::silent: why = "what listens there does not answer"; return false;
+      case Outcome::silent: why = "the process that listens there does not answer"; return false;
       case Outcome::closed: note_closed(*connection, why); return false;  // the server is ending, or full
     }
     return false;
@@ -164,13 +164,14 @@ class TcpStore final : public Store {
                               address.text(), shown(connection->server()), ::geteuid()));
     switch (connection->greet(nullptr, give_up)) {
       case Outcome::ok: break;
-      case Outcome::silent: why = "what listens there does not answer"; return false;
+      case Outcome::silent: why = "the process that listens there does not answer"; return false;
       case Outcome::closed: note_closed(*connection, why); return false;  // the server is ending, or full
       case Outcome::foreign:
       case Outcome::secret_demanded:
       case Outcome::wrong_secret:
-        throw Error(ErrorCode::system, fmt::format("store: what listens on {} is not a weft store ({})",
-                                                   address.text(), shown(connection->server())));
+        throw Error(ErrorCode::system,
+                    fmt::format("store: the process that listens on {} is not a weft store ({})",
+                                address.text(), shown(connection->server())));
     }
     sealed_ = false;
     address_ = local;
@@ -224,7 +225,7 @@ class TcpStore final : public Store {
       case Outcome::closed: throw lost(key, connection->error());
       case Outcome::foreign:
       case Outcome::secret_demanded:
-      case Outcome::wrong_secret: throw lost(key, "it sent what is not an answer");
+      case Outcome::wrong_secret: throw lost(key, "it sent bytes that are not an answer");
     }
     {
       const std::lock_guard lock(mutex_);
@@ -253,7 +254,7 @@ class TcpStore final : public Store {
         throw lost(key, connection->error());
       }
       if (address_.family() == AF_UNIX && !connection->is_own_users())
-        throw lost(key, "another server is there now");
+        throw lost(key, "another server has this address now");
       switch (connection->greet(sealed_ ? &*key_ : nullptr, limit)) {
         case Outcome::ok: return connection;
         case Outcome::silent:
@@ -271,7 +272,7 @@ class TcpStore final : public Store {
           continue;
         case Outcome::foreign:
         case Outcome::secret_demanded:
-        case Outcome::wrong_secret: throw lost(key, "another server is there now");
+        case Outcome::wrong_secret: throw lost(key, "another server has this address now");
       }
     }
   }

@@ -1,5 +1,5 @@
-// One connection of a client to the server of the TCP store: it connects, finds out whether a weft store
-// listens there, and exchanges requests for replies. Only one thread at a time uses it; after a failure it is
+// One connection of a client to the server of the TCP store. It connects, checks whether a weft store listens
+// there, and exchanges requests for replies. Only one thread at a time uses it. After a failure it is
 // discarded.
 #pragma once
 
@@ -41,8 +41,8 @@ class StoreConnection {
   const Credentials& server() const { return server_; }
   bool is_own_users() const;
 
-  /// Finds out whether a weft store listens there: with a secret by the handshake, otherwise by a request
-  /// whose answer does not matter. After that the server treats this connection as that of a rank.
+  /// Checks whether a weft store listens there: with a secret by the handshake, otherwise by a request whose
+  /// answer has no effect. After that the server treats this connection as that of a rank.
   Outcome greet(const KeyBytes* secret, Deadline give_up);
 
   Outcome exchange(FrameKind kind, std::string_view key, std::string_view value, std::string_view extra,

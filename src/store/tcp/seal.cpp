@@ -17,7 +17,7 @@ namespace weft {
 namespace {
 
 // libsodium's functions in the form in which weft uses them. They are declared again, so that a build without
-// libsodium's headers can use the library at run time; if the headers are present, the compiler compares the
+// libsodium's headers can use the library at run time. If the headers are present, the compiler compares the
 // declarations.
 using Bytes = unsigned char*;
 using ConstBytes = const unsigned char*;

@@ -1,5 +1,5 @@
-// Authentication and encryption of the TCP store: the handshake by which client and server prove to each
-// other that they know the secret, and the encrypted records that follow it. This code uses no sockets.
+// Authentication and encryption of the TCP store. It has the handshake by which client and server prove to
+// each other that they know the secret, and the encrypted records that follow it. This code uses no sockets.
 //
 //   client -> server join C, a new X25519 public key server -> client challenge S, another new public key
 //   client -> server prove MAC(k, "client") server -> client welcome MAC(k, "server")
@@ -11,9 +11,9 @@
 // of the secret. An attacker who only listens gets nothing either, because k also depends on the
 // Diffie-Hellman secret.
 //
-// After the handshake each frame is sent as one record: its length (4 bytes) and the frame, encrypted and
-// authenticated (XChaCha20-Poly1305) with the key of the direction and the record's number as the nonce. A
-// record that is changed, left out, repeated or moved to the other direction cannot be opened, and the
+// After the handshake each frame is sent as one record. It is its length (4 bytes) and the frame, encrypted
+// and authenticated (XChaCha20-Poly1305) with the key of the direction and the record's number as the nonce.
+// A record that is changed, left out, repeated or moved to the other direction cannot be opened, and the
 // connection ends.
 //
 // Each object belongs to one thread. The first object loads libsodium.
@@ -54,7 +54,7 @@ class KeyBytes {
 /// bad_argument if the secret is too short or too long (no error text contains a part of it).
 KeyBytes key_of_secret(std::string_view secret);
 
-/// One direction of a connection: seals frames, or opens records, in order.
+/// One direction of a connection. It seals frames, or opens records, in order.
 class SealedStream {
  public:
   explicit SealedStream(const KeyBytes& key) : key_(key) {}

@@ -1,8 +1,8 @@
 // The server of the TCP store. Its thread owns all of its state.
 //
-// wire.hpp defines the format on a connection; seal.hpp defines the sealing, if a secret is needed; and
+// wire.hpp defines the format on a connection. seal.hpp defines the sealing, if a secret is needed.
 // session.hpp has the server's state of one connection. The server answers every request at once, except for
-// a get of an absent key: it parks that connection until a request sets the key, or until the time of the get
+// a get of an absent key. It parks that connection until a request sets the key, or until the time of the get
 // has passed.
 #include <fmt/format.h>
 #include <poll.h>
@@ -112,7 +112,7 @@ struct TcpStoreServer::Impl {
       Clock::time_point next = std::min(stop_at, warnings.next());
       if (Clock::now() < accept_again) next = std::min(next, accept_again);
       for (const auto& c : clients) {
-        // The server reads nothing from a client until the client's request is fully answered; it only
+        // The server reads nothing from a client until the client's request is fully answered. It only
         // notices if the client leaves.
         const int events = !c->out.empty() ? POLLOUT : c->waiting ? POLLRDHUP : POLLIN;
         polled.push_back({c->fd.get(), static_cast<short>(events), 0});
@@ -189,7 +189,7 @@ struct TcpStoreServer::Impl {
   }
 
   /// Returns the name of a new connection for warnings. Returns "" if the connection came over the Unix
-  /// socket from a process of another user; it must then be closed.
+  /// socket from a process of another user. It must then be closed.
   std::string name_of(int fd, const SocketAddress& from) {
     if (secret) return from.text();
     const Credentials c = credentials(fd);
@@ -220,7 +220,7 @@ struct TcpStoreServer::Impl {
   }
 
   /// Sends the next client the reason why it is refused. If the server had no free descriptor to accept that
-  /// client, the client would wait until its deadline; so the server keeps a spare descriptor. Returns false
+  /// client, the client would wait until its deadline. So the server keeps a spare descriptor. Returns false
   /// if the answer could not be sent.
   bool refuse_next(std::string_view why) {
     if (!spare) return false;
@@ -277,8 +277,8 @@ struct TcpStoreServer::Impl {
     std::size_t all = 0;
     for (const auto& other : clients) all += other->session.unread() + other->out.size();
     if (all > options.max_unanswered)
-      close_bad(c, fmt::format("{} bytes of requests and answers are under way; at most {} are allowed", all,
-                               options.max_unanswered));
+      close_bad(c, fmt::format("{} bytes of requests and answers are in progress; at most {} are allowed",
+                               all, options.max_unanswered));
   }
 
   void answer(Client& c, const StoreFrame& request) {
@@ -410,7 +410,7 @@ TcpStoreServer::TcpStoreServer(Context& context, TcpStoreOptions options)
 }
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TcpStoreServer::~TcpStoreServer() {
-  // A forked child has no such thread; without this check it would wake and end the parent's thread.
+  // A forked child has no such thread. Without this check it would wake and end the parent's thread.
   if (impl_ && impl_->process != ::getpid()) static_cast<void>(impl_.release());
 }
 

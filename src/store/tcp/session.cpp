@@ -11,8 +11,8 @@ StoreSession::Result bad(std::string why, std::string out = {}) {
   return {.state = State::bad, .out = std::move(out), .why = std::move(why)};
 }
 
-// The first bytes of a frame give its size. Reserving that size at once leaves no holes in the heap; growth
-// in steps would. Memory that is not written yet costs nothing.
+// The first bytes of a frame give its size. It reserves that size at once, which leaves no holes in the heap.
+// Growth in steps would. Memory that is not written yet costs nothing.
 void make_room(std::string& in, std::size_t bytes) {
   if (bytes > in.capacity()) in.reserve(bytes);
 }
@@ -28,7 +28,7 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
     switch (opened.state) {
       case ParseState::more: make_room(in_, opened.bytes); return {};
       case ParseState::bad:
-        return bad("it sent what is not sealed with its key: somebody changed it, perhaps");
+        return bad("it sent bytes that are not sealed with its key: perhaps somebody changed them");
       case ParseState::whole: break;
     }
     if (in_.size() > opened.bytes) return bad(kTooEarly);
@@ -57,11 +57,11 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
   const Parsed parsed = parse_request(current_);
   if (parsed.state == ParseState::bad) return bad(parsed.why);
   if (parsed.state == ParseState::more || parsed.bytes != current_.size())
-    return bad("it sealed what is no whole frame");
+    return bad("it sealed bytes that are not a whole frame");
   if (parsed.frame.kind == FrameKind::join || parsed.frame.kind == FrameKind::prove)
     return sealed_ ? bad("it began a handshake again")
-                   : bad("it began a handshake, but no secret is demanded here",
-                         make_refusal(ErrorCode::mismatch, "no secret is demanded there"));
+                   : bad("it began a handshake, but no secret is required here",
+                         make_refusal(ErrorCode::mismatch, "no secret is required there"));
   unauthenticated_ = false;
   return {.state = State::request, .frame = parsed.frame};
 }
@@ -77,8 +77,7 @@ StoreSession::Result StoreSession::handshake(const Parsed& parsed) {
   }
   if (parsed.frame.kind == FrameKind::join && !handshake_) {
     handshake_.emplace(*secret_, seed_);
-    if (!handshake_->meet(parsed.frame.value, false))
-      return bad("it began a handshake with a key that is none");
+    if (!handshake_->meet(parsed.frame.value, false)) return bad("it began a handshake with an invalid key");
     return reply(FrameKind::challenge, handshake_->own_half());
   }
   if (parsed.frame.kind == FrameKind::prove && handshake_) {

@@ -1,5 +1,5 @@
-// The protocol state of one connection of the TCP store's server, without its socket: received bytes go in,
-// requests and bytes to send come out. The server's thread owns it.
+// The protocol state of one connection of the TCP store's server, without its socket. Its inputs are received
+// bytes. Its outputs are requests and bytes to send. The server's thread owns it.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace weft {
 /// as many unread bytes as a handshake (if there is a secret) or one frame (if there is none).
 class StoreSession {
  public:
-  /// `secret`: null if the server demands none; the caller must keep the key alive as long as the session.
+  /// `secret`: null if the server requires none. The caller must keep the key alive as long as the session.
   /// `seed`: for tests.
   explicit StoreSession(const KeyBytes* secret, std::optional<KeyBytes> seed = std::nullopt)
       : secret_(secret), seed_(seed) {}

@@ -29,7 +29,7 @@ std::string shown(const Credentials& c) { return fmt::format("process {} of user
 
 namespace {
 
-/// Returns the end of an error text, which names the process that listens on a Unix socket; "" if the process
+/// Returns the end of an error text, which names the process that listens on a Unix socket. "" if the process
 /// is not known.
 std::string holder_of(const SocketAddress& local) {
   const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));

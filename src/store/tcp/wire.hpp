@@ -54,7 +54,7 @@ static_assert(sizeof(FrameHeader) == 24);
 inline constexpr std::int64_t kForever = -1;
 // longer waits count as this long
 inline constexpr Duration kLongestStoreWait = std::chrono::hours(24 * 365);
-inline constexpr std::string_view kHelloKey = "weft/hello";  // asked for once per connection; never set
+inline constexpr std::string_view kHelloKey = "weft/hello";  // requested once per connection; never set
 inline constexpr std::size_t kHandshakeBytes = 32;           // the size of every value in a handshake
 inline constexpr std::size_t kMaxFrameBytes =
     sizeof(FrameHeader) + kMaxStoreKeyBytes + 2 * kMaxStoreValueBytes;
@@ -69,7 +69,7 @@ struct StoreFrame {
 std::string make_frame(FrameKind kind, std::string_view key, std::string_view value,
                        std::string_view extra = {}, std::int64_t number = 0);
 std::string make_refusal(ErrorCode code, std::string_view text);
-/// Returns the code in a `refused` frame; `system` if it is no code of weft.
+/// A frame that was read. It points into the bytes from which it was read.
 ErrorCode refusal_code(const StoreFrame& frame) noexcept;
 
 struct Parsed {

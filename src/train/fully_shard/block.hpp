@@ -43,16 +43,16 @@ class ShardBlock {
 
   // --- gradients ---
 
-  /// To be called before backward: makes memory for gradients, and sets aside reduced gradients of earlier
+  /// Call this before backward: makes memory for gradients, and sets aside reduced gradients of earlier
   /// passes.
   void begin_gradients();
-  /// To be called after backward: begins to reduce. Parameters without a gradient count as zeros, and
+  /// Call this after backward: begins to reduce. Parameters without a gradient count as zeros, and
   /// missing() reports them.
   void start_reduce();
   /// Finishes the reduction: every trained parameter then has its reduced gradient.
   void finish_reduce();
   bool reducing() const noexcept { return static_cast<bool>(reducing_); }
-  /// To be called after passes whose gradients stay as they are.
+  /// Call this after passes whose gradients stay as they are.
   void keep_unreduced() noexcept { unreduced_ = true; }
   bool unreduced() const noexcept { return unreduced_; }
   /// Trained parameters that no pass has used since their last reduction.

@@ -277,7 +277,7 @@ void ShardPasses::poll() {
 void ShardPasses::finish() {
   if (*no_syncs > 0)
     throw Error(ErrorCode::bad_argument,
-                "fully_shard: finish() inside no_sync(); the last pass before it comes after that scope");
+                "fully_shard: finish() inside no_sync(); end that scope before the last pass");
   std::vector<ShardBlock*> waiting;
   for (const auto& block : blocks_)
     if (block->unreduced()) waiting.push_back(block.get());

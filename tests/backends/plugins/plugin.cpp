@@ -16,7 +16,7 @@ namespace {
 [[maybe_unused]] std::string throwing_obstacle() { throw std::runtime_error("no moon"); }
 [[maybe_unused]] weft::Traits throwing_traits() { throw std::runtime_error(""); }
 
-// Only the fields of version 6.0: such a plug-in does not have the others, so weft must not touch them.
+// Only the fields of version 6.0. Such a plug-in does not have the others, so weft must not touch them.
 class Older final : public weft::Backend {
  public:
   explicit Older(std::unique_ptr<weft::Backend> inner) : inner_(std::move(inner)) {}

@@ -76,7 +76,7 @@ std::vector<std::string> flags(const Options& o, const std::string& op, const st
   return words;
 }
 
-// `bound`: whether processes are bound to cores; not if a process has threads other than MPI's.
+// `bound`: whether processes are bound to cores. They are not if a process has threads other than MPI's.
 Competitor mpi_job(const Options& o, const std::string& name, bool bound) {
   Competitor c;
   c.name = name;

@@ -36,7 +36,7 @@ Competitor mpi_launcher(const Options& o, const std::string& name);
 std::vector<Competitor> all_peers(const Options& o);
 
 /// The folder of our programs if --programs is not given: the folder of `weft`, as in a build, or
-/// installed_programs(). Throws unsupported if the programs are in neither; the text names both folders and
+/// installed_programs(). Throws unsupported if the programs are in neither. The text names both folders and
 /// what to install.
 std::string find_programs();
 /// The folder into which `cmake --install` puts the programs, found from the folder of `weft` itself.

@@ -1,5 +1,5 @@
-// Programs that measure one list of cases in turns, case by case and round by round, and whose results must
-// be equal. For use by one thread.
+// Programs that measure one list of cases in turns, case by case and round by round. Their results must be
+// equal. For use by one thread.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace weft::bench {
 struct ContestCell {
   double median_us = 0, p99_us = 0;
   std::vector<double> rounds{};  ///< the medians of all of them; median_us is the least
-  nlohmann::ordered_json row{};  ///< all that the program said in that round
+  nlohmann::ordered_json row{};  ///< all results of the program in that round
 };
 
 /// A program and its measurements.

@@ -16,7 +16,7 @@ const std::vector<std::string> kCases = {"reduce/one",   "reduce/one_foreign", "
                                          "reduce/bound", "reduce/each",        "step/local",
                                          "step/ddp",     "step/fully_shard"};
 
-// The baseline of a case: one all-reduce of the same memory, or a step without communication.
+// The baseline of a case. It is one all-reduce of the same memory, or a step without communication.
 std::string baseline_of(const std::string& name) {
   if (name.starts_with("step/")) return "step/local";
   return name == "reduce/bound" || name == "reduce/one_foreign" ? "reduce/one_foreign" : "reduce/one";

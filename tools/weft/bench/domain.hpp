@@ -5,8 +5,8 @@
 
 namespace weft::bench {
 
-/// Throws bad_argument that names the flag for a case that cannot be measured; system if the program fails or
-/// its results have other bits than on one rank.
+/// Throws bad_argument that names the flag for a case that cannot be measured. Throws system if the program
+/// fails or its results have other bits than on one rank.
 void bench_domain(const Options& o);
 
 }  // namespace weft::bench

@@ -1,5 +1,5 @@
-// A benchmark program and its ranks, started once and then given turns: it measures a case on request,
-// reports it in a line of JSON, and sleeps until its next turn. For use by one thread.
+// A benchmark program and its ranks, which are started once and then given turns. It measures a case on
+// request, reports it in a line of JSON, and sleeps until its next turn. For use by one thread.
 #pragma once
 
 #include <sys/types.h>
@@ -28,7 +28,7 @@ class WorkFolder {
 };
 
 /// While this object exists, SIGINT, SIGTERM and SIGHUP make Job::next() throw Interrupted instead of ending
-/// the process, and orphans of the jobs become this process's children, to be killed.
+/// the process. Orphans of the jobs become this process's children, to be killed.
 class Watch {
  public:
   Watch();

@@ -101,8 +101,8 @@ class Layers {
   std::vector<Entered> all_;
 };
 
-// The products alone, as a fraction of what as many cores reach on registers alone; our program with as many
-// ranks measured that in the same round.
+// The products alone, as a fraction of the rate that as many cores reach on registers alone. Our program with
+// as many ranks measured that rate in the same round.
 std::string Layers::share_of_peak(const Entered& e, std::size_t k) const {
   const ContestCell *const one = find(What::ours, 1)->cell(k),
                            *const ours = find(What::ours, e.ranks)->cell(k),

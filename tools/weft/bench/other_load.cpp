@@ -16,8 +16,8 @@ namespace {
 
 constexpr double kLeastShare = 0.1;  // that is reported
 
-// Seconds that the usable cores were not idle since the machine began, by /proc/stat; steal, too: what other
-// machines on the same hardware took. 0 where it cannot be read.
+// Seconds that the usable cores were not idle since the machine began, by /proc/stat. It includes steal, the
+// time that other machines on the same hardware took. 0 if it cannot be read.
 double busy_seconds() {
   cpu_set_t usable;
   CPU_ZERO(&usable);

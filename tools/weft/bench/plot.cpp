@@ -13,7 +13,7 @@ namespace weft::bench {
 namespace {
 
 constexpr double kWidth = 900, kHeight = 560, kLeft = 80, kRight = 190, kTop = 50, kBottom = 60;
-// One logarithmic axis: values from `low` to `high` lie between two places of the picture.
+// One logarithmic axis. Values from `low` to `high` lie between two places of the picture.
 struct Axis {
   double low, high, begin, end;
   double at(double x) const { return begin + (end - begin) * std::log(x / low) / std::log(high / low); }

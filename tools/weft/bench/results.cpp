@@ -92,7 +92,7 @@ namespace {
 
 std::string draw_panel(const Rows& rows, bool markdown);
 
-// The tables that stand one below the other, so that each fits a terminal: all have the first column.
+// The tables that are printed one below the other, so that each fits a terminal. All have the first column.
 std::vector<Rows> panels(const Rows& rows) {
   std::vector<std::size_t> width;
   for (const auto& row : rows)

@@ -93,7 +93,7 @@ std::int64_t bytes_of(const std::string& size) {
   return n;
 }
 
-// weft's own backends are known by name; the benchmark program reports a missing one. Other backends are
+// weft's own backends are known by name. The benchmark program reports a missing one. Other backends are
 // loaded.
 void check_backend(const std::string& backend) {
   const std::string expected =
@@ -140,7 +140,7 @@ Duration seconds(double s) { return std::chrono::duration_cast<Duration>(std::ch
 
 void say(const std::string& text) { fmt::print(stderr, "bench: {}\n", text); }
 
-// The turns of one operation: every competitor measures one size, then the next, round by round, so that
+// The turns of one operation. Every competitor measures one size, then the next, round by round, so that
 // changes on the machine affect all competitors equally.
 class Race {
  public:

@@ -178,7 +178,7 @@ void real(const Step& s, const Blocks& in, int n, bool exact, std::int64_t strid
     }
     Number::store(out.bytes.data() + i * stride, y);
     if (!out.slack.empty()) {
-      // Each of n roundings is off by at most a unit of the sum so far; this is doubled, since our own sum is
+      // Each of n roundings is off by at most a unit of the sum so far. This is doubled, since our own sum is
       // rounded, too.
       const double most = s.reduce == Kind::prod ? product : sizes;
       out.slack[static_cast<std::size_t>(i)] =
@@ -372,9 +372,9 @@ Expected combined(const Step& s, int me, int ranks, bool exact) {
   return e;
 }
 
-// A real whose sums must round: random fraction, sign and, within some powers of two, size; for products
-// close to 1. If nothing is rounded, it is now and then a zero of either sign, an infinity or a NaN; for
-// averages a number near `most`, the largest number, whose sum is infinite.
+// A real number whose sums must round: it has a random fraction, sign and, within some powers of two, size.
+// For products it is close to 1. If nothing is rounded, it is sometimes a zero of either sign, an infinity or
+// a NaN. For averages it is a number near `most`, the largest number, whose sum is infinite.
 double any_real(std::uint64_t h, Kind kind, bool wide, double most) {
   const double fraction = static_cast<double>(h >> 12) * 0x1p-52;  // [0, 1)
   const double sign = h & 1 ? -1 : 1;

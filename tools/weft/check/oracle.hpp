@@ -1,4 +1,4 @@
-// The result of every call, computed from the definitions alone, in plain loops: nothing of src/reduce is
+// The result of every call, computed from the definitions alone, in plain loops. Nothing of src/reduce is
 // used, so that its mistakes cannot be shared.
 #pragma once
 

@@ -1,5 +1,5 @@
 // A random program of collectives, exchanges of windows and reductions of gradients, as `weft check` runs it.
-// Plain values: a program can be drawn, printed, stored and made smaller; it contains everything that all
+// Plain values. A program can be drawn, printed, stored and made smaller. It contains everything that all
 // ranks know. Choices of one rank (the places of its buffers, the order of its waits) also follow from the
 // program's numbers, see Habits.
 #pragma once
@@ -79,7 +79,7 @@ inline constexpr int kDoesHere = 4;    ///< without the layers dp and checkpoint
 #endif
 std::string_view name(Does does) noexcept;
 
-/// A tensor whose rows are sharded over the ranks of the step's group: rank r has Step::counts[r] rows of
+/// A tensor whose rows are sharded over the ranks of the step's group. Rank r has Step::counts[r] rows of
 /// Step::count elements. Each rank fetches its own rows and some neighbouring ones.
 struct WindowPlan {
   int before = 0, after = 0;  ///< rows fetched in addition to a rank's own
@@ -151,8 +151,8 @@ struct Step {
       counts;  ///< v-forms: per rank; all_to_all_v: per (from, to); see WindowPlan and GradientPlan
   bool coalesced = false;  ///< submitted together with the next step, which is of the same group
   bool plain = false;      ///< ordinary memory, no gaps, not in place
-  /// How often the call is made, each time after the previous one has ended: only for a collective alone, if
-  /// no rank is struck.
+  /// How often the call is made, each time after the previous one has ended. It is more than once only for a
+  /// collective alone, if no rank is struck.
   int starts = 1;
   bool shared = false;     ///< memory that peers map, on every rank
   std::uint64_t salt = 0;  ///< the origin of its data and of each rank's habits
@@ -182,7 +182,7 @@ enum class FaultKind : std::uint8_t {
   kill,         ///< SIGKILL
   stop,         ///< SIGSTOP, for good
   stop_resume,  ///< SIGSTOP; SIGCONT when the others have failed and used their memory for something else
-  pause,        ///< SIGSTOP; SIGCONT soon enough for everybody
+  pause,        ///< SIGSTOP, then SIGCONT early enough for all deadlines
   exit,         ///< _exit(0)
   delay,        ///< comes late, but in time
   late,         ///< comes after the deadline
@@ -229,15 +229,16 @@ struct Fault {
 struct Program {
   std::uint64_t seed = 0;
   std::uint64_t index = 0;
-  std::vector<int> homes;  ///< per rank: which process it is a thread of; 0 … as they come
+  std::vector<int> homes;  ///< per rank: the process of which it is a thread; processes have numbers from 0
+                           ///< on
   std::vector<GroupPlan> groups;
   std::vector<Step> steps;
   int in_flight = 1;        ///< calls that a rank may leave unwaited for
   bool helper = false;      ///< Progress::thread
-  std::string path;         ///< of shm, forced; empty: its own choice
+  std::string path;         ///< the forced path of shm; empty: its own choice
   bool heartbeats = false;  ///< see heartbeat_ranks()
-  /// Both flags are set only with shares_block() (faults/strike.hpp): the group of the ranks that are not
-  /// struck exchanges windows meanwhile, instead of an all_reduce; and the failed groups are ended instead of
+  /// Both flags are set only with shares_block() (faults/strike.hpp). The group of the ranks that are not
+  /// struck exchanges windows meanwhile, instead of an all_reduce. The failed groups are ended instead of
   /// quiesced.
   bool window_beside = false, ends = false;
   Ending ending = Ending::barriers;
@@ -251,10 +252,10 @@ struct Program {
     return static_cast<int>(groups[static_cast<std::size_t>(group)].ranks.size());
   }
   /// Two ranks whose second threads exchange small messages in the group of all ranks while a third rank is
-  /// struck: this traffic must not hide that the third rank is stuck. Empty: the program has no such
+  /// struck. This traffic must not hide that the third rank is stuck. Empty: the program has no such
   /// messages.
   std::vector<int> heartbeat_ranks() const;
-  /// The group in whose making a rank is struck, if the point is in_creation; -1: none.
+  /// The group in whose making a rank is struck, if the point is in_creation. -1: none.
   int struck_group() const;
   /// Returns whether the group has steps that are not calls, so that the numbers of its calls are unknown.
   bool has_more_than_calls(int group) const;
@@ -291,11 +292,12 @@ struct Range {
   bool job = false;       ///< ranks are the processes of an mpirun
   bool faults = false;
   std::vector<FaultKind>
-      kinds;  ///< only these; empty: all that the backend's guarantees leave something to say of
+      kinds;  ///< only these; empty: all kinds about which the backend's guarantees say something
   std::vector<FaultPoint> points;  ///< only at these points, if a fault is possible there; empty: anywhere
   std::int64_t most = 70001;       ///< elements of the largest blocks
   std::vector<Does>
-      steps;  ///< every program has some of these; empty: half of them have some of all that are no calls
+      steps;  ///< every program has some of these; empty: half of them have some of all steps that are no
+              ///< calls
 };
 
 /// Returns program `index` of `seed`: a function of both and of `range`, equal on every machine.
@@ -311,7 +313,7 @@ std::string describe(const Program& program, int step);
 std::string describe(const Fault& fault);
 
 /// Converts a program to text for a file, and back. decode() throws bad_argument if the text is no program
-/// that can be run: every number must be in range, and its groups, steps and fault must fit each other.
+/// that can be run. Every number must be in range, and its groups, steps and fault must fit each other.
 std::string encode(const Program& program);
 Program decode(const std::string& text);
 

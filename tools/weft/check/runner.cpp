@@ -1,5 +1,5 @@
-// The watcher of a program: starts its ranks, sees which ranks die or stop, notifies the others which ranks
-// are left, resumes stopped ranks, and kills what does not end by itself.
+// The watcher of a program. It starts the ranks, sees which ranks die or stop, notifies the others which
+// ranks are left, resumes stopped ranks, and kills processes that do not end by themselves.
 #include "runner.hpp"
 
 #include <fcntl.h>
@@ -66,7 +66,7 @@ Stat stat_of(int pid) {
   return s;
 }
 
-// Reaps the children that have ended; returns false if there are none at all.
+// Reaps the children that have ended. Returns false if there are none at all.
 bool reap() {
   pid_t reaped = 0;
   while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {}
@@ -86,7 +86,7 @@ std::vector<int> children() {
 }
 
 // Kills the remaining descendants of this process, and returns which these were. mpirun does not wait for the
-// ranks that it ends: a rank that ends within kEnding does not count as remaining.
+// ranks that it ends. A rank that ends within kEnding does not count as remaining.
 std::string kill_descendants() {
   for (const Deadline limit = Deadline::after(kEnding); !limit.passed();) {
     if (!reap()) return {};
@@ -158,7 +158,7 @@ int run_home(const Program& p, int home, const Settings& settings, SharedReport&
   return 0;
 }
 
-// Watches one program; to be called again and again until over().
+// Watches one program; call this again and again until over().
 class Watch {
  public:
   Watch(const Program& p, const Settings& settings, SharedReport& shared)
@@ -166,7 +166,7 @@ class Watch {
     shared.began = began_;
     shared.ran = true;
     const Duration call = settings.call_deadline(p), group = settings.group_deadline(p);
-    // Steps of several groups may wait one after the other; then quiesce() and the new group need time.
+    // Steps of several groups may wait one after the other. Then quiesce() and the new group need time.
     limit_ = std::chrono::nanoseconds(2 * (call + group) + seconds(20)).count();
   }
 

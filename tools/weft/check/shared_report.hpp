@@ -1,4 +1,4 @@
-// The reports of a program's ranks and of the process that watches them, in memory that all of them map: the
+// The reports of a program's ranks and of the process that watches them, in memory that all of them map. The
 // words of a killed rank stay there. It is filled with zeros at the beginning.
 #pragma once
 

@@ -8,8 +8,8 @@
 namespace weft::check {
 namespace {
 
-// Returns whether the verdict on a fault needs the step: the struck step, the one next to it, and the
-// barriers at the end, in which every rank learns of the fault.
+// Returns whether the verdict on a fault needs the step. It needs the struck step, the one next to it, and
+// the barriers at the end, in which every rank learns of the fault.
 bool needed(const Program& p, int step) {
   if (p.fault.kind == FaultKind::none) return false;
   if (step == p.fault.step || step == p.fault.step + 1) return true;

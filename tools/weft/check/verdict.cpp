@@ -116,7 +116,7 @@ class Judge {
     return rank.code == ErrorCode::aborted && rank.text.view().find(kCascade) != std::string_view::npos;
   }
 
-  // The step to which a call of a group belongs, as all ranks but the struck one know it; -1: no step.
+  // The step to which a call of a group belongs, as all ranks except the struck one know it. -1: no step.
   // `in_split`: whether it was the exchange of colors of a split of this group, in which a slower rank may
   // have met the failure first.
   int step_of(const RankReport& rank, bool* in_split = nullptr) const {
@@ -298,8 +298,8 @@ class Judge {
   }
   std::string of_mismatch(const RankReport& rank, bool victim) const {
     if (rank.code != ErrorCode::mismatch) return unexpected(rank, "mismatch");
-    // Each rank that cannot open the checkpoint that rank 0 has found reports it: nobody knows which rank got
-    // another directory.
+    // Each rank that cannot open the checkpoint that rank 0 has found reports it. No rank knows which rank
+    // got another directory.
     const Step& struck = p_.steps[static_cast<std::size_t>(p_.fault.step)];
     const bool loads = struck.value == Value::loaded;
     const bool alike = struck.does == Does::agreement || struck.does == Does::gradients;
@@ -342,7 +342,7 @@ class Judge {
     const double waited = to_seconds(rank.thrown_at - since);
     const double most = std::chrono::duration<double>(deadline).count() + slack;
     if (waited > most) return fmt::format("it waited {:.2f} s; at most {:.2f} s were promised", waited, most);
-    // Once one rank knows of the failure, all ranks learn of it: waiting ranks, and ranks that come later.
+    // Once one rank knows of the failure, all ranks learn of it: waiting ranks, and ranks that arrive later.
     std::int64_t first = rank.thrown_at;
     // A rank that is stopped with its own error notifies nobody.
     for (int other = 0; other < p_.ranks(); ++other)

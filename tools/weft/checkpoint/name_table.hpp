@@ -9,7 +9,8 @@
 namespace weft::tools {
 
 /// Its lines are `OLD NEW`, separated by blanks; # begins a comment. Both names may have one *, which stands
-/// for any text, equal in both. The first line that matches a name counts; a name that no line matches stays.
+/// for any text, equal in both. The first line that matches a name is used. A name that no line matches
+/// stays.
 class NameTable {
  public:
   NameTable() = default;

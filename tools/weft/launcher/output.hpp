@@ -36,7 +36,7 @@ class Sink {
   /// Adds a part of a line that is too long to be kept until it ends. If another line comes before the next
   /// part, a line feed separates them.
   void add_part(std::string_view tag, std::string_view text, const LineCutter* from);
-  /// To be called if the stream of `from` ended within a line. Without a tag the line feed comes with the
+  /// Call this if the stream of `from` ended within a line. Without a tag the line feed comes with the
   /// next line, if there is one: the output of a single rank leaves unchanged.
   void end_of_stream(std::string_view tag, std::string_view text, const LineCutter* from);
   /// Returns whether the last addition is a part of that line.
@@ -83,7 +83,7 @@ class LineCutter {
   LineCutter(std::string tag, bool shows_bars, Sink& sink)
       : tag_(std::move(tag)), shows_bars_(shows_bars), sink_(sink) {}
   void feed(std::string_view bytes);
-  /// To be called when the stream is over: the remaining text is a line.
+  /// Call this when the stream is over: the remaining text is a line.
   void finish();
   Sink& sink() { return sink_; }
   /// The last few lines that are not empty, oldest first, each of at most 512 bytes.

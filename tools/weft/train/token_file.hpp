@@ -16,7 +16,7 @@ namespace weft::tools {
 enum class TokenForm : unsigned char { text, uint16, uint32, npy };
 
 /// "auto" says npy for a name that ends in .npy, uint16 for .bin, and otherwise text. Throws bad_argument for
-/// a name that is none.
+/// an invalid name.
 TokenForm token_form(const std::string& name, const std::filesystem::path& file);
 const char* name_of(TokenForm form);
 

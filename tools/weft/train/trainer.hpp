@@ -82,9 +82,9 @@ struct TrainConfig {
   int ac_every = 1;                   ///< with full: the first of so many blocks
   int threads = 0;  ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
-  /// The learning rate. Throws bad_argument for a name that is none.
+  /// The learning rate. Throws bad_argument for an invalid name.
   Schedule rates() const;
-  /// How a model with pp above 1 is a pipeline. Throws bad_argument for a name that is none, and the errors
+  /// How a model with pp above 1 is a pipeline. Throws bad_argument for an invalid name, and the errors
   /// of read_pipeline_schedule().
   PipelineForm pipeline_form() const;
   /// Sets members that have no value yet: kv_heads to heads, ffn_hidden to usual_ffn_hidden(dim), vocab to

@@ -30,7 +30,7 @@ struct DataConfig {
   /// Whether tokens are the bytes of a text.
   bool bytes() const;
   bool holds_out() const noexcept { return held_out > 0 || !held_out_file.empty(); }
-  /// Throws bad_argument for values out of range and names that are none.
+  /// Throws bad_argument for values out of range and invalid names.
   void check() const;
   /// The part of it that belongs to a run, as "name=value" separated by blanks; the file's hash first.
   std::string identity() const;

@@ -35,7 +35,7 @@ class ConvTranspose2d : public Module {
 
 /// y[c, r·factor + i, s·factor + j] = x[c·factor² + i·factor + j, r, s], as torch.nn.PixelShuffle; x: (batch,
 /// channels · factor², height, width). x may be split in the batch. It may be split in height and width if y
-/// is then split at the corresponding rows and columns; see apply_domain_parallel().
+/// is then split at the corresponding rows and columns. See apply_domain_parallel().
 class PixelShuffle : public Module {
  public:
   /// Throws bad_argument for a factor below 1.

@@ -6,11 +6,11 @@
 
 namespace weft {
 
-/// A layer whose output is linear in its input, separately for rows and for columns; two tables of taps
+/// A layer whose output is linear in its input, separately for rows and for columns. Two tables of taps
 /// describe the layer. Programs may derive their own layers from it.
 class Resampling2d : public Module {
  public:
-  /// For an x of this height, the rows of x from which each row of y is computed; throws bad_argument if x
+  /// For an x of this height, the rows of x from which each row of y is computed. Throws bad_argument if x
   /// has too few rows.
   virtual kernels::Taps rows(std::int64_t height) const = 0;
   virtual kernels::Taps columns(std::int64_t width) const = 0;
@@ -23,12 +23,12 @@ class Resampling2d : public Module {
 struct Pad2dConfig {
   std::int64_t top = 0, bottom = 0, left = 0, right = 0;
   kernels::Padding rows = kernels::Padding::zeros,
-                   /// the rules for pixels above and below; for pixels left and right
+                   /// the rules for pixels above and below, and for pixels left and right
       columns = kernels::Padding::zeros;
 };
 
-/// Adds pixels around the border, as torch.nn.functional.pad does, with separate rules for rows and columns:
-/// a globe is circular in columns.
+/// Adds pixels around the border, as torch.nn.functional.pad does. Rows and columns have separate rules: a
+/// globe is circular in columns.
 class Pad2d : public Resampling2d {
  public:
   /// Throws bad_argument for a width below 0.
@@ -60,8 +60,8 @@ class AvgPool2d : public Resampling2d {
   Pool2dConfig config_;
 };
 
-/// y has `out` pixels, the means of parts of about equal size, which may share pixels, as with
-/// torch.nn.AdaptiveAvgPool2d; with `out` 1 it is the mean of the map.
+/// y has `out` pixels. They are the means of parts of about equal size, which may share pixels, as with
+/// torch.nn.AdaptiveAvgPool2d. With `out` 1 it is the mean of the map.
 class AdaptiveAvgPool2d : public Resampling2d {
  public:
   /// Throws bad_argument for an extent below 1.
@@ -74,7 +74,7 @@ class AdaptiveAvgPool2d : public Resampling2d {
   Extent2d out_;
 };
 
-/// y has the largest pixels that a kernel sees, as with torch.nn.MaxPool2d; if several pixels are the
+/// y has the largest pixels that a kernel sees, as with torch.nn.MaxPool2d. If several pixels are the
 /// largest, the first of them gets the gradient.
 class MaxPool2d : public Module {
  public:

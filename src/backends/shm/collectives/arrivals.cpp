@@ -111,7 +111,7 @@ bool Arrivals::publish(OpState& s) noexcept {
   return true;
 }
 
-// Returns whether this rank needs the arrival of `peer` before it can go on. It needs the arrivals of all
+// Returns whether this rank needs the arrival of `peer` before it can continue. It needs the arrivals of all
 // ranks, or, in calls from a root, only that of the root.
 bool Arrivals::must_see(const OpState& s, int peer) const noexcept {
   return peer != group_.rank && (!is_from_root(s) || peer == s.root);
@@ -127,8 +127,8 @@ bool Arrivals::missing(const OpState& s, int r) const noexcept {
 // A rank goes on when the ranks that it needs have arrived and have made the same call. In most operations
 // these are all ranks. In a broadcast and a scatter the receivers need only the root, and the root needs no
 // other rank. In these calls a rank compares its call with those of the other ranks later, at the latest in
-// the next call that needs all ranks. Until then its `consumed` stays behind, so that no rank rewrites the
-// lines.
+// the next call that needs all ranks. Until then its `consumed` does not advance, so that no rank rewrites
+// the lines.
 Step Arrivals::step(OpState& s) noexcept {
   CallState& st = state(s);
   // Catches up, because peers may also wait for this rank.
@@ -267,7 +267,7 @@ void Arrivals::finish(const OpState& s) noexcept {
   if (!is_from_root(s)) block.consumed.store(s.call + 1, std::memory_order_release);
   block.finished.store(s.call + 1, std::memory_order_release);
   // No rank waits for the end of an inline call. Peers that wait for a free line are woken twice per round of
-  // the ring; after a broadcast they are woken when the call has been compared.
+  // the ring. After a broadcast they are woken when the call has been compared.
   if (!state(s).is_inline || (!is_from_root(s) && s.call % (kRing / 2) == 0)) group_.wake_all();
   if (is_from_root(s) && s.root != group_.rank)  // a root runs ahead
     __builtin_prefetch(&group_.of(s.root).arrivals[(s.call + 1) % kRing]);

@@ -4,7 +4,7 @@
 // There are two kinds of operations. A moving operation copies, for each rank from which this rank gets
 // elements, this rank's block of that rank's `in` to this rank's `out`. A reducing operation combines a part
 // of all inputs, and stores the result where it is needed. in_block() and out_block() of op_table.hpp give
-// the blocks of a rank's own buffers; gets() and exposed_block() give the blocks of other ranks' buffers.
+// the blocks of a rank's own buffers. gets() and exposed_block() give the blocks of other ranks' buffers.
 //
 // Each path of a collective is a class with three functions:
 //   plan(s) begins a call: sets the members of the state that the path needs step(s) does the next piece of
@@ -128,7 +128,7 @@ inline const Arrival& arrival(const Group& g, int r, const OpState& s) noexcept 
   return g.of(r).arrivals[s.call % kRing];
 }
 
-/// Returns the bytes from the beginning of the buffer to element `first` of a block; negative if the offset,
+/// Returns the bytes from the beginning of the buffer to element `first` of a block. Negative if the offset,
 /// which another rank may have overwritten, is not an offset in memory.
 inline std::int64_t bytes_before(const Block& b, std::int64_t first, std::int64_t element) noexcept {
   constexpr std::int64_t kMost =
@@ -153,7 +153,7 @@ inline std::int64_t scan_bytes(int size) noexcept {
   return std::max<std::int64_t>(static_cast<std::int64_t>(kChunkBytes) / size, 4 << 10);
 }
 
-/// The arguments of one reduction: an input per rank, and the outputs; for a scan an output per rank, which
+/// The arguments of one reduction: an input per rank, and the outputs. A scan has an output per rank, which
 /// is null if it is not needed. Scratch memory of the paths.
 struct Operands {
   explicit Operands(int size) : ins(static_cast<std::size_t>(size)), outs(static_cast<std::size_t>(size)) {}

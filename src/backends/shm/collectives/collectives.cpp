@@ -26,7 +26,7 @@ Step Collectives::poll(OpState& s) noexcept {
   return caught == Step::failed || step == Step::pending ? caught : step;
 }
 
-// To be called when all ranks that this rank needs have arrived.
+// Call this when all ranks that this rank needs have arrived.
 Step Collectives::begin_path(OpState& s) noexcept {
   if (state(s).is_inline) {
     inline_.plan(s);
@@ -67,9 +67,9 @@ std::vector<int> Collectives::missing(const OpState& s) const {
   return ranks;
 }
 
-// Finds out which rank's memory is not reachable. It uses only the published places that other ranks access:
-// each `in` that is read, and each `out` to which others write slices. Memory that a rank does not have
-// counts as reachable.
+// Determines which rank's memory other ranks cannot access. It uses only the published places that other
+// ranks access: each `in` that is read, and each `out` to which others write slices. Memory that a rank does
+// not have counts as accessible.
 Collectives::Reach Collectives::find_reach(const OpState& s) const noexcept {
   Reach reach;
   const bool outs = is_sliced(s);
@@ -94,19 +94,19 @@ Step Collectives::choose_path(OpState& s) noexcept {
   if (group_.path == Path::inline_only)
     return refuse(s, group_.rank,
                   s.in_blocks
-                      ? fmt::format("path \"inline\" was asked for, but a rank has more than {} bytes",
+                      ? fmt::format("path \"inline\" was requested, but a rank has more than {} bytes",
                                     sizeof(Arrival::both.payload))
-                      : fmt::format("path \"inline\" was asked for, but {} bytes are more than {}",
+                      : fmt::format("path \"inline\" was requested, but {} bytes are more than {}",
                                     payload_bytes(group_, s), kInlineBytes));
   const auto [obstacle, foreign] = find_reach(s);
   const bool all_reachable = obstacle < 0;
   if (group_.path == Path::direct && !all_reachable)
     return refuse(s, obstacle,
-                  fmt::format("path \"direct\" was asked for, but rank {}'s memory is not shared", obstacle));
+                  fmt::format("path \"direct\" was requested, but rank {}'s memory is not shared", obstacle));
   if (group_.path == Path::single && foreign)
     return refuse(
         s, obstacle,
-        fmt::format("path \"single\" was asked for, but rank {}'s memory is beyond reach", obstacle));
+        fmt::format("path \"single\" was requested, but rank {}'s memory cannot be reached", obstacle));
   if (group_.path == Path::single || (group_.path == Path::automatic && !all_reachable && !foreign &&
                                       is_single_copy_profitable(group_, s, agreed_count(s, group_.size)))) {
     single_.plan(s);
@@ -129,7 +129,7 @@ Step Collectives::refuse(const OpState& s, int because_of, std::string why) noex
 
 // If many ranks have arrived, the text names one rank for each different call.
 std::string Collectives::story(const OpState& s, std::span<const int> late) const {
-  if (late.empty()) return "every rank is there";
+  if (late.empty()) return "every rank has arrived";
   const bool one = late.size() == 1;
   return fmt::format("{} {}", name_ranks(late),
                      state(s).phase <= Phase::arriving ? "had not arrived"

@@ -1,9 +1,9 @@
-// One rank's part in the collectives of a group. A call first arrives. When the other ranks have arrived and
-// have made the same call, Collectives chooses a path, and the path does the rest.
+// One rank's part in the collectives of a group. A call begins with the arrivals. When the other ranks have
+// arrived and have made the same call, Collectives chooses a path, and the path does the remaining work.
 //
-// A call is over on this rank when no other rank accesses memory that this rank has exposed. After an inline
-// or a staged call this is so at once; on the direct path and on the path of single copies it is so after the
-// `finished` of all ranks. Only the owner of the group uses it.
+// A call has ended on this rank when no other rank accesses memory that this rank has exposed. After an
+// inline or a staged call this is so at once. On the direct path and on the path of single copies it is so
+// after the `finished` of all ranks. Only the owner of the group uses it.
 #pragma once
 
 #include <span>
@@ -48,7 +48,7 @@ class Collectives {
 
  private:
   struct Reach {
-    // the first rank whose memory not all ranks can reach themselves; -1: there is none
+    // the first rank whose memory not all ranks can access themselves; -1: there is none
     int obstacle = -1;
     bool foreign = false;  // there is memory that the kernel cannot reach, either
   };

@@ -1,7 +1,7 @@
 // The direct path: every rank reaches the other ranks' memory, so no intermediate copy is needed.
 //
 // all_reduce and reduce: rank r combines slice r of all inputs, and stores the result in slice r of all
-// outputs, or of the root's output. All other operations pull: a rank writes only its own memory.
+// outputs, or of the root's output. All other operations pull. A rank then writes only its own memory.
 #pragma once
 
 #include "backends/shm/collectives/peer_memory_path.hpp"

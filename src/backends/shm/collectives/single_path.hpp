@@ -3,9 +3,9 @@
 //
 // all_reduce and reduce push, if the setting is `push`: a rank reads a piece of its part of each peer's `in`
 // into a buffer that stays in the cache, combines the pieces, and writes the result to its own `out` and from
-// there to the others' `out`. In reduce_scatter it only keeps the result. All other operations pull: the
-// kernel copies from the peer's `in` to this rank's `out`. Shared memory, which this rank reaches itself, is
-// read and written in place, as on the direct path.
+// there to the others' `out`. In reduce_scatter it only keeps the result. All other operations pull. The
+// kernel copies from the peer's `in` to this rank's `out`. Shared memory, which this rank can access itself,
+// is read and written in place, as on the direct path.
 #pragma once
 
 #include <cstddef>

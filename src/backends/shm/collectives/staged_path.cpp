@@ -69,8 +69,8 @@ Step StagedPath::plan(OpState& s) noexcept {
   return Step::advanced;
 }
 
-// Returns the part of a block that a round moves; for a reduction, the slice that `owner` combines in this
-// round.
+// Returns the part of a block that a round moves. For a reduction, it is the slice that `owner` combines in
+// this round.
 Block StagedPath::piece(const OpState& s, Block block, int owner, std::uint64_t round) const noexcept {
   const CallState& st = state(s);
   const auto t = static_cast<std::int64_t>(round - st.base);

@@ -2,10 +2,10 @@
 // rounds.
 //
 // A round moves one part of each block. If `in` has a block per rank, or each rank owns a slice of the sum, a
-// rank stages the part for each peer into a separate slot; otherwise all peers read the same slot. A moving
+// rank stages the part for each peer into a separate slot. Otherwise all peers read the same slot. A moving
 // operation is over when the peers have copied their slots. In a reduction the owner of a slice combines the
 // slots with its own part. In all_reduce and reduce it then writes the sum back into one of the slots, and
-// the ranks that need the sums copy them out; in a scan it writes each rank's prefix over that rank's slot.
+// the ranks that need the sums copy them out. In a scan it writes each rank's prefix over that rank's slot.
 // So an all_reduce of two ranks copies half of the message in and half of it out. Each rank has three
 // counters, which only grow: the numbers of rounds that it has staged, reduced and copied. At most kRounds
 // rounds are in flight.

@@ -234,7 +234,7 @@ std::string Exchanges::story(const OpState& s, std::span<const int> late) const 
     for (const In& in : f->ins)
       if (in.phase == Phase::queued && in.end->ring == nullptr && has_slot(*in.end))
         return fmt::format("rank {} cannot map the memory of rank {} now", group_.rank, in.end->rank);
-    return "every rank is there";
+    return "every rank has arrived";
   }
   if (late.size() > 1) return fmt::format("{} have not done their part", name_ranks(late));
   for (const In& in : f->ins)

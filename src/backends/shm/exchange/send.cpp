@@ -137,7 +137,7 @@ bool Exchanges::send(Flight& f, Out& o, Traffic& t) {
   return true;
 }
 
-// To be called when all slots are filled.
+// Call this when all slots are filled.
 void Exchanges::end_turn(Out& o, Traffic& t, Holds holds) {
   ++o.end->turn;
   ++o.end->sent[static_cast<std::size_t>(holds)];

@@ -7,17 +7,17 @@
 // An element of dq is summed over keys in order. An element of dk or dv is summed over blocks of queries from
 // the last to the first, because the last block sees all keys and can overwrite them; and within each block
 // over the query heads that use the key/value head. A task is one (batch, key/value head) with all its query
-// heads; it processes 256 keys, which are laid out once (products.hpp), and all queries that see them, then
+// heads. It processes 256 keys, which are laid out once (products.hpp), and all queries that see them, then
 // the next 256 keys. If there are more threads than tasks, and for attention in pieces, dq is computed with
 // one task for some blocks of queries, and dk and dv with one task for 128 or 256 keys. This computes the
 // scores twice (7 products instead of 5). This is done only with our own products, because their bits do not
 // depend on how matrices are divided. A thread's memory is two times 64 x 256 scores and the laid-out form of
 // 256 keys and 64 queries, in f32 and in bf16.
 //
-// A bias is added to the scores from a transposed copy, one for all tasks or one for each sample; a bias that
+// A bias is added to the scores from a transposed copy, one for all tasks or one for each sample. A bias that
 // is equal for all queries needs no copy. The gradient of a bias that all tasks share is the sum of all
-// tasks' dscores. Tasks are divided into at most 64 groups, each of which adds up its own dscores in order;
-// then the groups' sums are added in order. So the number of threads changes no bit.
+// tasks' dscores. Tasks are divided into at most 64 groups, each of which adds up its own dscores in order.
+// Then the groups' sums are added in order. So the number of threads changes no bit.
 #include "nn/kernels/attention/sizes.hpp"
 
 namespace weft::kernels::cpu {
@@ -70,7 +70,7 @@ WEFT_CPU_CLONES(void, add_to_bias,
 }
 
 // The working set of a thread: a block of keys and a block of queries. Matrices of units have the form of
-// products.hpp; names say what a row contains.
+// products.hpp. Names say what a row contains.
 struct BackwardMemory {
   float *largest, *inverse_sum, *delta;  // (64)
   float *keys, *values;                  // (keys, units of head_dim)
@@ -173,7 +173,7 @@ struct Backward {
   }
 
   // Computes probabilities and the scores' gradients for a block and for `count` keys from `begin` on, which
-  // the block sees; all operands are laid out.
+  // the block sees. All operands are laid out.
   void score_gradients(int thread, const BackwardMemory& m, const Block& x, std::int64_t begin,
                        std::int64_t count, Wanted wanted) const {
     const std::int64_t line = blocks::padded(head_units());

@@ -26,7 +26,7 @@ class Parts {
   std::int64_t size_ = 0;
 };
 
-/// Lays out and multiplies as products.hpp documents. For threads of one parallel_for.
+/// Lays out and multiplies as products.hpp documents. For use by threads of one parallel_for.
 class BlockProducts {
  public:
   /// Computes in bf16 if `bf16` is set and the CPU can do so. Products have up to n columns and up to this k.

@@ -1,13 +1,13 @@
 // Grouped-query attention, causal or full, forward, as matrix products over blocks of 64 queries and 256
 // keys. A task is up to four blocks of queries of one head. The task processes the keys that these queries
-// see, in order; the keys are laid out once for all of the blocks (products.hpp), so that about half of the
+// see, in order. The keys are laid out once for all of the blocks (products.hpp), so that about half of the
 // scores of causal attention are never computed. For the keys so far, each query keeps the largest score m,
 // the sum of e^(score - m), and, in out, the sum of e^(score - m) v. A larger score multiplies both by e^(m -
 // the new m) (M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018; T. Dao et al.,
 // "FlashAttention", 2022). At the end out is divided by the sum, and for each query m and the sum are kept.
 //
-// A thread's memory is 64 x 256 scores and the laid-out form of 256 keys and 256 queries; it stays in the
-// thread's caches. A query's bits depend on its own keys alone, not on the other queries of its block: keys
+// A thread's memory is 64 x 256 scores and the laid-out form of 256 keys and 256 queries. It stays in the
+// thread's caches. A query's bits depend on its own keys alone, not on the other queries of its block. Keys
 // that it does not see are zeros at the end of its sums.
 #include "nn/kernels/attention/sizes.hpp"
 
@@ -168,7 +168,7 @@ struct Forward {
     scale_rows(out + x.at, m.factor, x.rows, s.head_dim, s.q_stride());
   }
 
-  // Processes the blocks of a group, whose first query is given: keys and values are laid out once for all of
+  // Processes the blocks of a group, whose first query is given. Keys and values are laid out once for all of
   // the blocks.
   void run(int thread, const Memory& m, std::int64_t b, std::int64_t head, std::int64_t first) const {
     const std::int64_t count = std::min(group, blocks_of(s.queries - first, kQueryBlock));

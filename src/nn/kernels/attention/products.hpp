@@ -1,11 +1,11 @@
 // The products of a block of attention. Their matrices are first laid out in the form in which the products
-// read them, because each matrix is used more than once. Private to the files in this folder and to tests;
-// all are pure functions of their arguments.
+// read them, because each matrix is used more than once. Private to the files in this folder and to tests.
+// All are pure functions of their arguments.
 //
-// A unit is what one multiply-add takes from a row of the left matrix: a float, or two bf16 that follow each
-// other in k; the second of these is 0 behind the end of k. A unit has four bytes in both cases, and matrices
-// of units lie in arrays of float. A row of units is padded to a multiple of kUnitsOfLine, so that it can be
-// read and written in complete vectors; the contents of the padding do not matter.
+// A unit is what one multiply-add takes from a row of the left matrix. It is a float, or two bf16 that follow
+// each other in k; the second of these is 0 behind the end of k. A unit has four bytes in both cases, and
+// matrices of units lie in arrays of float. A row of units is padded to a multiple of kUnitsOfLine, so that
+// it can be read and written in complete vectors. The contents of the padding have no effect.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ constexpr std::int64_t padded(std::int64_t units) {
 
 /// c = alpha a b, or c += alpha a b where `accumulate`. a: (m, k), element (row, p) at row * a_row_step + p *
 /// a_step, of which one is 1; b: (k, n) with rows ldb apart, c: (m, n) floats with rows ldc apart; k in
-/// units. An element of c is computed as in gemm/gemm.hpp, whatever m and n are: in f32 with the same bits.
+/// units. An element of c is computed as in gemm/gemm.hpp, whatever m and n are. In f32 it has the same bits.
 struct Product {
   const float* a;
   std::int64_t a_row_step, a_step;

@@ -2,13 +2,13 @@
 // in this folder.
 //
 // Query positions are processed in blocks of 64. The scores of a block are kept transposed, (keys, 64
-// queries): then maxima and sums over keys go down columns, 64 queries in parallel in the vector registers,
+// queries). Then maxima and sums over keys go down columns, 64 queries in parallel in the vector registers,
 // and no row has a remainder. A block of fewer queries leaves columns unused, whose contents nobody uses.
 //
-// Both passes also process attention in pieces of keys and of queries, as they arrive from other ranks. The
+// Both passes also process attention in pieces of keys and of queries, as these arrive from other ranks. The
 // terms of a piece are added in the order of the whole computation, so that the bits are those of one piece.
 // Pieces of keys begin at the beginning of a block of keys, and pieces of queries at the beginning of a block
-// of queries; each element's sum runs over blocks in a fixed order, in pieces or not.
+// of queries. Each element's sum runs over blocks in a fixed order, in pieces or not.
 #pragma once
 
 #include <fmt/format.h>
@@ -29,8 +29,8 @@ namespace {
 constexpr std::int64_t kQueryBlock = kAttentionQueries;
 
 // All kinds of attention, complete or a piece. Positions are counted from the piece's first key and its first
-// query; that query is position `ahead` of the piece's keys, which matters for causal attention: query i sees
-// the keys up to ahead + i.
+// query. That query is position `ahead` of the piece's keys. For causal attention query i sees the keys up to
+// ahead + i.
 struct Sizes {
   std::int64_t batch, queries, keys, heads, kv_heads, head_dim;
   bool causal;
@@ -42,7 +42,7 @@ struct Sizes {
   std::int64_t q_stride() const { return heads * head_dim; }
   std::int64_t k_stride() const { return kv_heads * head_dim; }
   float scaling() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
-  /// How many keys the queries [first, first + rows) see; and the first of these keys that some of the
+  /// How many keys the queries [first, first + rows) see, and the first of these keys that some of the
   /// queries do not see.
   std::int64_t seen(std::int64_t first, std::int64_t rows) const {
     return causal ? std::clamp<std::int64_t>(ahead + first + rows, 0, keys) : keys;
@@ -56,7 +56,7 @@ struct Sizes {
 [[maybe_unused]] Sizes sizes(const FullAttentionShape& s) {
   return {s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, false, 0, true, true, s.bf16_products};
 }
-// `first`: the first element of the tensor that arrives in pieces; pieces begin at multiples of `step`.
+// `first`: the first element of the tensor that arrives in pieces. Pieces begin at multiples of `step`.
 [[maybe_unused]] Sizes sizes(const char* op, const AttentionPiece& s, const char* what, std::int64_t first,
                              std::int64_t step) {
   check_heads(op, s);
@@ -68,7 +68,7 @@ struct Sizes {
           s.begins,   s.ends,     s.bf16_products};
 }
 
-// How many blocks of queries a task processes, at most `most`: they share keys that are laid out once, but
+// How many blocks of queries a task processes, at most `most`. They share keys that are laid out once, but
 // all threads should have tasks.
 [[maybe_unused]] std::int64_t group_size(const KernelContext::State& state, const Sizes& s,
                                          std::int64_t most) {

@@ -49,7 +49,7 @@ inline void transpose_16(__m512 (&v)[16]) {
     v[i + 2] = pairs(t[i + 1], t[i + 3], false);
     v[i + 3] = pairs(t[i + 1], t[i + 3], true);
   }
-  // Each quarter of a register now holds four rows of a column; this puts the quarters in order.
+  // Each quarter of a register now holds four rows of a column. This puts the quarters in order.
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
     t[i] = _mm512_shuffle_f32x4(v[i], v[i + 4], 0x88);

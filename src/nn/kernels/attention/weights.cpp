@@ -1,5 +1,5 @@
 // Full attention in two steps, with its weights in memory between them, so that the weights may be changed
-// (dropout). It is for short sequences: the windows of a map.
+// (dropout). It is for short sequences, such as the windows of a map.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -36,7 +36,7 @@ WEFT_CPU_CLONES(void, add_scaled, (float* y, const float* x, float factor, std::
 
 float scale_of(const FullAttentionShape& s) { return 1.0f / std::sqrt(static_cast<float>(s.head_dim)); }
 
-// Computes the weights of one query; the weights of a query that sees no key are 0. row: (keys)
+// Computes the weights of one query. The weights of a query that sees no key are 0. row: (keys)
 void softmax(float* row, std::int64_t keys) {
   float largest = row[0];
   for (std::int64_t j = 1; j < keys; ++j) largest = std::max(largest, row[j]);

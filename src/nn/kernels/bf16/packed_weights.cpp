@@ -11,7 +11,7 @@ const float* PackedWeights::find(KernelContext::State& state, const gemm::Matrix
   if (of.version == 0 || state.bf16 == state.f32) return nullptr;
   Entry& e = entry({of.weight, k, n, b.row_step == 1});
   e.last_use = ++uses_;
-  if (e.version != of.version) {  // what was packed is old; its memory stays for what comes
+  if (e.version != of.version) {  // the packed weights are old; their memory stays for later weights
     e.version = of.version;
     e.uses = 0;
     e.packed = false;

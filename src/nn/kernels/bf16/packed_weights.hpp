@@ -1,7 +1,7 @@
 // Weights in bf16, packed in the form that the matrix products read (gemm/gemm.hpp), and kept from call to
-// call. Private to cpu_*.cpp and tests; one per KernelContext, used by one thread at a time.
+// call. Private to cpu_*.cpp and tests. There is one per KernelContext, which one thread at a time uses.
 //
-// A product packs its second matrix in every call; with few tokens the packing takes as long as the product
+// A product packs its second matrix in every call. With few tokens the packing takes as long as the product
 // itself. A weight whose version the caller gives (WeightMatrix) is packed at its third use, since packing it
 // costs about as much as two uses gain. This happens in inference, or if there are several micro-batches
 // between two steps of the optimizer. The bits of a product are equal either way.
@@ -22,12 +22,12 @@ class PackedWeights {
  public:
   /// The number of first uses of a version in one product at which it is not packed.
   static constexpr int kUsesBefore = 2;
-  /// The limits of the store: at most so many bytes, and entries for so many weights (a weight has one entry
-  /// for y = x wᵀ and one for dx = dy w).
+  /// The limits of the store: the most bytes, and entries for the most weights (a weight has one entry for y
+  /// = x wᵀ and one for dx = dy w).
   static constexpr std::size_t kMostBytes = std::size_t{256} << 20, kMostEntries = 1024;
-  /// If a weight was not used in so many calls, its memory is given to another weight that needs memory. If
-  /// no weight is that old, the other weight is not packed: weights that are used in turns and do not all
-  /// have room would be packed for nothing.
+  /// If a weight was not used in this many calls, its memory is given to another weight that needs memory. If
+  /// no weight is that old, the other weight is not packed. Weights that are used in turns and do not all
+  /// have room would be packed without a gain.
   static constexpr std::uint64_t kOldAfter = 4096;
 
   explicit PackedWeights(Context* context) : context_(context) {}

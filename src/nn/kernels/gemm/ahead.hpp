@@ -19,8 +19,8 @@ constexpr std::int64_t equal_blocks(std::int64_t x, std::int64_t most, std::int6
   return count == 0 ? to : rounded_up((x + count - 1) / count, to);
 }
 
-// The lines of the part of a matrix that is packed next: they are prefetched into the second-level cache
-// while the part before it is multiplied.
+// The lines of the part of a matrix that is packed next. They are prefetched into the second-level cache
+// while the previous part is multiplied.
 class Ahead {
  public:
   Ahead() = default;
@@ -51,7 +51,7 @@ class Ahead {
   std::int64_t row_bytes_ = 0, step_ = 0, rows_ = 0, at_ = 0;
 };
 
-// The matrix to which a tile is added: c itself, or the bias, whose row_step is 0; or nothing.
+// The matrix to which a tile is added: c itself, or the bias, whose row_step is 0, or nothing.
 struct Before {
   const float* data = nullptr;
   std::int64_t row_step = 0;

@@ -7,8 +7,8 @@
 namespace weft::kernels::gemm {
 namespace {
 
-// The instructions in assembly language, since those of the compiler's header take numbers of registers as
-// words of the source alone, and want a flag for the whole file.
+// The instructions are in assembly language. The intrinsics of the compiler's header take numbers of
+// registers only as literals, and need a flag for the whole file.
 struct Amx {
   static constexpr const char* kName = "amx";
 

@@ -1,6 +1,6 @@
-// The products of gemm.hpp, generic in the tiles: the file of an instruction set includes this file once, so
-// that every function here is compiled for that set alone. All code is in an unnamed namespace: the linker
-// must not use one set's functions for another set.
+// The products of gemm.hpp, generic in the tiles. The file of an instruction set includes this file once, so
+// that every function here is compiled for that set alone. All code is in an unnamed namespace, since the
+// linker must not use one set's functions for another set.
 //
 // Tiles is a struct of static members (VectorTiles, MatrixTiles):
 //   kName                                     for reports
@@ -29,8 +29,8 @@ template <class Tiles>
 struct Blocked {
   static constexpr std::int64_t kTileRows = Tiles::kTileRows, kTileColumns = Tiles::kTileColumns,
                                 kBlockK = Tiles::kBlockUnits * Tiles::kSteps;
-  // The size of blocks of b if a is a single block: so small that a packed block is still in the second-level
-  // cache when it is used, together with the next block in its stored form.
+  // The size of blocks of b if a is a single block. It is so small that a packed block is still in the
+  // second-level cache when it is used, together with the next block in its stored form.
   static constexpr std::int64_t kFewColumns = 4 * kTileColumns * 256 / Tiles::kBlockUnits;
 
   static constexpr std::int64_t units(std::int64_t k) { return Tiles::units(k); }

@@ -1,5 +1,5 @@
 // Tiles of blocked.hpp in matrix registers, as AMX has them: products of bf16. Generic in the unit, so that a
-// test can run the same code with a unit of its own where there is no AMX. Needs AVX-512.
+// test can run the same code with a unit of its own if there is no AMX. Needs AVX-512.
 //
 // A register has 16 rows of 64 bytes. A unit is a struct of static members:
 //   kName
@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::int64_t kOfRegister = 16;  // rows, and columns of four bytes
 
-// Packs rows [0, count) of a matrix as in pack_pairs.hpp, but in the form of registers: the pair (i, q) gets
-// to place (i / 16 * pairs + q / 16 * 16 + i % 16) * 16 + q % 16 of `to`. `pairs` is a multiple of 16.
+// Packs rows [0, count) of a matrix as in pack_pairs.hpp, but in the form of registers. The pair (i, q) is
+// stored at place (i / 16 * pairs + q / 16 * 16 + i % 16) * 16 + q % 16 of `to`. `pairs` is a multiple of 16.
 
 // p_step is 1.
 inline void copy_rows(const std::uint16_t* from, std::int64_t i_step, float* to, std::int64_t count,

@@ -1,4 +1,4 @@
-// Parts of matrices packed into panels of floats; bf16 is widened. A part of blocked.hpp; the file of an
+// Parts of matrices packed into panels of floats. bf16 is widened. A part of blocked.hpp. The file of an
 // instruction set includes it once. All code is in an unnamed namespace, as in blocked.hpp.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Parts of bf16 matrices packed into panels of pairs, with AVX-512: a pair is two elements that follow each
-// other in k, the first in the lower half; the second is 0 behind an odd k. Included once by the file of an
+// Parts of bf16 matrices packed into panels of pairs, with AVX-512. A pair is two elements that follow each
+// other in k, the first in the lower half. The second is 0 behind an odd k. Included once by the file of an
 // instruction set. All code is in an unnamed namespace, as in blocked.hpp.
 #pragma once
 
@@ -11,8 +11,8 @@ namespace weft::kernels::gemm {
 namespace {
 
 // Packs panels of a part of a matrix whose element (i, p), i in [0, count), p in [0, k), is at from[i *
-// i_step + p * p_step]. `pairs` is k / 2, rounded up, and more: the others are 0. The pair (i, q) gets to
-// place (i / kWidth * pairs + q) * kWidth + i % kWidth of `to`.
+// i_step + p * p_step]. `pairs` is k / 2, rounded up, or more: the additional pairs are 0. The pair (i, q) is
+// stored at place (i / kWidth * pairs + q) * kWidth + i % kWidth of `to`.
 
 inline __mmask32 first_halves(std::int64_t count) {
   return static_cast<__mmask32>(count >= 32 ? 0xffffffffu : count <= 0 ? 0u : (1u << count) - 1u);
@@ -30,8 +30,8 @@ inline Interleaved interleave(__m512i even, __m512i odd) {
   return {_mm512_permutex2var_epi16(even, low, odd), _mm512_permutex2var_epi16(even, high, odd)};
 }
 
-// Pairs of the rows `even` and `odd`, of which `count` elements are there, for the panels that begin at `to`,
-// `step` floats apart. Masks: all elements, or none, if a row is not there.
+// Pairs of the rows `even` and `odd`, of which `count` elements exist, for the panels that begin at `to`,
+// `step` floats apart. Masks: all elements, or none if a row does not exist.
 template <std::int64_t kWidth>
 inline void interleave_panels(const std::uint16_t* even, const std::uint16_t* odd, __mmask32 has_even,
                               __mmask32 has_odd, float* to, std::int64_t step, std::int64_t count) {
@@ -116,7 +116,7 @@ inline void transpose_16(__m512i (&v)[16]) {
   for (int i = 0; i < 16; ++i) v[i] = t[i];
 }
 
-// p_step is 1: k goes along the rows, and pairs lie there as they are: squares of 16 by 16 pairs are
+// p_step is 1: k goes along the rows, and pairs are stored there as they are. Squares of 16 by 16 pairs are
 // transposed.
 template <std::int64_t kWidth>
 void transpose_rows(const std::uint16_t* from, std::int64_t i_step, float* to, std::int64_t count,

@@ -1,4 +1,4 @@
-// Cross-entropy over rows of logits, forward and backward. A rank may hold a part of each row: forward
+// Cross-entropy over rows of logits, forward and backward. A rank may hold a part of each row. Forward
 // returns four numbers of the part, and computes the loss from the numbers of all parts.
 #include <fmt/format.h>
 
@@ -41,8 +41,8 @@ WEFT_INLINE inline double sum_of_exponentials(const float* row, float from, std:
   return sum;
 }
 
-// terms: (rows, kLossTerms). If a part holds nothing above -infinity, the sum is relative to 0; otherwise it
-// would be NaN even if other parts make it finite. NaNs are in the sum either way.
+// terms: (rows, kLossTerms). If a part holds nothing above -infinity, the sum is relative to 0. Otherwise it
+// would be NaN even if other parts make it finite. NaNs are in the sum in both cases.
 WEFT_CPU_CLONES(void, term_rows,
                 (const float* logits, const std::int64_t* targets, double* terms, std::int64_t rows,
                  std::int64_t first, std::int64_t count, bool sum_logits),
@@ -89,8 +89,8 @@ void loss_rows(const double* terms, int parts, const std::int64_t* targets, doub
   }
 }
 
-// The target distribution divided by the number of tokens: the share that smoothing gives to each logit, and
-// the additional share of the target's logit; and z_loss.
+// The target distribution divided by the number of tokens. It is the share that smoothing gives to each
+// logit, and the additional share of the target's logit. Also z_loss.
 struct Wanted {
   double inv_count;
   float of_each, of_target;

@@ -11,7 +11,8 @@
 namespace weft::kernels::cpu {
 namespace {
 
-// The elements that one thread adds up before they join the sum; all have one weight, if there are weights.
+// The elements that one thread adds up before they are added to the sum. All have one weight, if there are
+// weights.
 std::int64_t piece_of(const float* weights, const LossShape& s) {
   constexpr std::int64_t kWithoutWeights = 4096;
   return weights == nullptr ? kWithoutWeights : std::max<std::int64_t>(1, s.width);

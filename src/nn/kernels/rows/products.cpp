@@ -1,8 +1,8 @@
 // Products of rows with rows: gradients of convolutions' weights, which are sums over the pixels of a map.
 //
 // A matrix product sums one element after the other, and its error grows with the number of elements. Here
-// each sum runs in 16 lanes for 1024 elements, 64 elements in each lane; then the lanes are added up in f64.
-// This is as fast as other products: both matrices are read along their rows, so nothing is packed.
+// each sum runs in 16 lanes for 1024 elements, 64 elements in each lane. Then the lanes are added up in f64.
+// This is as fast as other products, since both matrices are read along their rows, so nothing is packed.
 #include <algorithm>
 
 #include "nn/kernels/cpu_context.hpp"
@@ -68,7 +68,7 @@ WEFT_INLINE inline void add_strip(const float* a, std::int64_t lda, const float*
   for (; j < columns; ++j) add_chunk<M, 1>(a, lda, b + j * ldb, ldb, sums + j, n);
 }
 
-// One task: computes c (rows, columns), with rows ldc apart.
+// One task. It computes c (rows, columns), with rows ldc apart.
 WEFT_CPU_CLONES(void, products,
                 (const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float* c,
                  std::int64_t ldc, std::int64_t rows, std::int64_t columns, std::int64_t k),

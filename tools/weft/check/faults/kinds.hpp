@@ -1,6 +1,7 @@
-// The kinds of faults, one row for each: what the struck rank does, when a program may be drawn with it, and
-// what the ranks must see of it. No other code distinguishes kinds of faults: to add one, add an enumerator
-// of FaultKind and a row, plus a function if the kind does something new. Plain values; any thread.
+// The kinds of faults, one row for each: the action of the struck rank, when a program may be drawn with it,
+// and what the ranks must see of it. No other code distinguishes kinds of faults. To add one, add an
+// enumerator of FaultKind and a row, plus a function if the kind does something new. Plain values; any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +41,7 @@ enum class Sees : std::uint8_t {
   death,                ///< peer_lost if the backend detects deaths, otherwise as absence
   absence,              ///< timeout that names the rank or the ranks that it held up
   mismatch,             ///< mismatch, naming the rank
-  mismatch_or_absence,  ///< collective: mismatch; message, which then never comes: timeout
+  mismatch_or_absence,  ///< collective: mismatch; a message, which then never arrives: timeout
   abort,                ///< aborted, naming the rank
   leaving,              ///< peer_lost, naming the rank
   refusal,              ///< on the rank: system or unsupported; on others: any error that names it
@@ -67,7 +68,7 @@ struct FaultRow {
   Act act = Act::strike;
   void (*strike)(const Program&, Duration deadline) = nullptr;  ///< may not return; null: nothing
   void (*strike_by_signal)(int) = nullptr;  ///< like `strike`, from a handler; null: the process is stopped
-  /// Makes `w`, a copy of `s`, wrong for rank `me` of n, but right in itself; null: `w` stays unchanged.
+  /// Makes `w`, a copy of `s`, wrong for rank `me` of n, but right in itself. Null: `w` stays unchanged.
   void (*distort)(Step& w, const Step& s, Dice& d, int me, int n) = nullptr;
   StepsTaken steps = StepsTaken::as_planned;
   Stopped stopped = Stopped::no;

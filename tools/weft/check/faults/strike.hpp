@@ -14,15 +14,15 @@ namespace weft::check {
 /// theirs.
 inline constexpr Duration kGroupsWaitLonger = std::chrono::seconds(2);
 
-/// Returns whether a deadline passes before survivors can go on, or while all ranks are suspended: calls of
-/// such programs get a short one.
+/// Returns whether a deadline passes before survivors can continue, or while all ranks are suspended. Calls
+/// of such programs get a short deadline.
 bool runs_into_deadline(const Program& p, const FailureGuarantees& guarantees);
 
 /// Returns whether all buffers of a rank lie in one block, and the other ranks have a separate group whose
 /// buffers are in it, too. This is so if a rank is stopped inside the others' memory.
 bool shares_block(const Program& p);
 
-/// Returns whether a window is in flight in the same group, too, in which a rank that is not struck takes no
+/// Returns whether a window is in flight in the same group, too. In it, one rank that is not struck takes no
 /// part until the others have given their memory other pages.
 bool holds_window(const Program& p);
 /// That rank.

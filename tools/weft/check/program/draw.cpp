@@ -238,8 +238,8 @@ std::vector<int> any_homes(Dice& d, const Range& range, int n) {
     homes.push_back(kind == processes ? r : kind == threads ? 0 : d.between(0, homes.back() + 1));
   return homes;
 }
-// Adds many small steps of one root in a row, in the group of `s`, which becomes one of them: they run ahead,
-// as far as the ring permits.
+// Adds many small steps of one root in succession, in the group of `s`, which becomes one of them. They run
+// ahead, as far as the ring permits.
 void add_many_small(Dice& d, Program& p, Step& s, const Range& range) {
   constexpr Op kAhead[] = {Op::broadcast, Op::scatter, Op::send, Op::broadcast, Op::reduce};
   s.op = d.any(kAhead);

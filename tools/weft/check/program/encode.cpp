@@ -123,7 +123,7 @@ std::vector<int> read_members(const JsonReader& in, const std::vector<int>& of) 
   return ranks;
 }
 
-// The first group contains all ranks; the others follow their parents.
+// The first group contains all ranks. The others follow their parents.
 GroupPlan read_group(const JsonReader& in, const Program& p, int steps) {
   using How = GroupPlan::How;
   const int number = static_cast<int>(p.groups.size());

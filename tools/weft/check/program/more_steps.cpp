@@ -184,7 +184,7 @@ void end_behind_it(Dice& d, Program& p) {
   settle(p);
 }
 
-// Adds a chain of ranks, each of which waits for the next one in consecutive exchanges; the last of them
+// Adds a chain of ranks, each of which waits for the next one in consecutive exchanges. The last of them
 // waits for the struck rank.
 void add_chain(Dice& d, Program& p, const Range& range) {
   Step s = any_window(d, p, range, 0);

@@ -34,11 +34,12 @@ class Buffers {
  public:
   /// `pool`: the source of shared memory, if not null.
   Buffers(Context& context, const Step& s, Pool* pool) : context_(context), s_(s), pool_(pool) {}
-  /// Room for `elements` elements, filled with kUntouched: shared, ordinary, or memory that is not weft's; if
-  /// nothing is computed on it, at any address. Around it is room that nobody may touch.
+  /// Room for `elements` elements, filled with kUntouched. It is shared, ordinary, or memory that is not
+  /// weft's. If nothing is computed on it, it may begin at any address. The room around it must not be
+  /// touched.
   std::byte* room(Dice& habits, std::int64_t elements);
-  /// Which bytes may be written: begins with none, mark() adds some, and stray() says which other byte was
-  /// written; empty: none.
+  /// The bytes that may be written. It begins with none, mark() adds some, and stray() says which other byte
+  /// was written (empty: none).
   class Marks {
    public:
     explicit Marks(const Buffers& all);

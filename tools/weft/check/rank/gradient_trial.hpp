@@ -1,4 +1,4 @@
-// One rank's part in steps of a training: it reduces gradients, in buckets, sharded over the ranks or all at
+// One rank's part in steps of a training. It reduces gradients, in buckets, sharded over the ranks or all at
 // once, owns the memory of its tensors, and compares the results with those of the equivalent plain calls.
 #pragma once
 
@@ -21,7 +21,7 @@ class GradientTrial {
     std::function<void()> in_flight;       ///< in the middle of the last round
   };
   /// `me`: the rank's number in the group of n. `alone`: gradients that are reduced at once may be reduced
-  /// over one axis of their mesh, whose group the ranks make in the step; not if a rank is struck.
+  /// over one axis of their mesh, whose group the ranks make in the step. It is false if a rank is struck.
   GradientTrial(Context& context, const Step& s, int me, int n, Pool* pool = nullptr, bool alone = false);
   /// Runs all rounds, with the other ranks of the group. Returns a description of the wrong result; empty:
   /// all results are right. Passes on the exceptions of the calls: mismatch if a rank gave another list or
@@ -39,7 +39,7 @@ class GradientTrial {
     Placements placements;         // at once: on dp and tp
     std::int64_t local = 0;        // at once: this rank's elements
     bool bound = false;            // in memory of the program's
-    std::byte* data = nullptr;     // the gradient; if tensors are sharded, the whole one
+    std::byte* data = nullptr;     // the gradient; if tensors are sharded, the whole gradient
     std::byte* reduced = nullptr;  // sharded: this rank's part of it
     std::byte* kept = nullptr;     // sharded: this rank's part of the values
     std::byte* whole = nullptr;    // sharded: where the values are gathered

@@ -43,7 +43,7 @@ class Parts {
 
   GradientTrial& gradients(int k) const { return *gradients_[at(k)]; }
 
-  /// The fault in the memory of a finished step; empty: none.
+  /// The fault in the memory of a finished step. Empty: none.
   std::string complaint(int k) const {
     return window(k) ? window(k)->complaint() : calls(k).complaint(exact_);
   }

@@ -28,7 +28,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-// How much later the other ranks come, if a rank must be found waiting.
+// How much later the other ranks arrive, if a rank must be found waiting.
 constexpr auto kHeldBack = milliseconds(30);
 constexpr auto kQuiesce = seconds(3);       // for quiesce() to become true
 constexpr auto kReach = milliseconds(200);  // for a rank to be stopped inside the others' memory
@@ -36,7 +36,7 @@ constexpr auto kAsk = seconds(1);           // for a rank to ask for its call be
 constexpr auto kHold = seconds(5);          // for the others to give theirs back
 constexpr auto kTry = milliseconds(50);     // for a quiesce() that another group may hold up
 
-// How long this thread could run and had no processor; 0 if the kernel does not report it.
+// How long this thread could run and had no processor. 0 if the kernel does not report it.
 std::int64_t starved_ns() {
   std::FILE* const f = std::fopen("/proc/thread-self/schedstat", "r");
   long long ran = 0, waited = 0;
@@ -391,11 +391,11 @@ class Runner {
     pending_.clear();
   }
 
-  // Begins one call; on about half of the ranks a persistent one. The last start is left in flight.
+  // Begins one call. On about half of the ranks it is a persistent call. The last start is left in flight.
   Work begin(int k, const Call& call, ProcessGroup& group) {
     const Step& s = p_.steps[static_cast<std::size_t>(k)];
     const std::uint64_t habits = mix(s.salt, static_cast<std::uint64_t>(rank_) + 5000);
-    // Not if memory may be short: a plain call needs none.
+    // It does not do so if memory may be short, since a plain call needs none.
     const bool persistent = habits % 2 == 0 && !row(p_).limits;
     PersistentCall made;
     if (persistent) made = group.make(call);
@@ -480,7 +480,7 @@ class Runner {
   };
 
   // holds_window(): a rank that is not struck has posted the call that will fail. One rank takes no step
-  // until the others have tried to give their memory other pages; then it finishes the window that was begun
+  // until the others have tried to give their memory other pages. Then it finishes the window that was begun
   // before, in the same group. The others take the possible steps of that window, and wait for the call.
   bool hold(Open& open) {
     open_.push_back(std::move(open));
@@ -516,7 +516,7 @@ class Runner {
     return static_cast<std::size_t>(first - open_.begin());
   }
 
-  // In some programs a rank asks late, so that others wait longer than it does.
+  // In some programs a rank begins late, so that others wait longer than it does.
   void compute(const Open& open) const {
     const Step& s = p_.steps[static_cast<std::size_t>(open.steps[0])];
     const bool struck_there = p_.steps[static_cast<std::size_t>(p_.fault.step)].does == Does::window;
@@ -602,8 +602,8 @@ class Runner {
     report_.has_error = true;
   }
 
-  // Every other call of the rank ends, too, with the first cause of its group; then its memory belongs to the
-  // rank again.
+  // Every other call of the rank ends, too, with the first cause of its group. Then the rank may use its
+  // memory again.
   void recover() {
     if (!report_.has_error && report_.untyped.empty()) return go_on_beside();
     report_.phase.store(Phase::failed);

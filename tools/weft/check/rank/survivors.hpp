@@ -8,7 +8,7 @@
 
 namespace weft::check {
 
-/// The complaint; empty: none.
+/// The complaint. Empty: none.
 struct SurvivorsComplaint {
   std::string text;
   bool perhaps_late = false;  ///< a late rank would explain it

@@ -20,7 +20,7 @@ class Trial {
   Trial(Context& context, const Step& s, int me, int n, Duration deadline, Pool* pool = nullptr);
   /// The calls that it makes: none if the rank has no part, two if a message goes to the rank itself.
   const std::vector<Call>& calls() const { return calls_; }
-  /// The fault in the buffers after the calls; empty: none.
+  /// The fault in the buffers after the calls. Empty: none.
   std::string complaint(bool exact) const;
   /// Restores all buffers to their state before the call.
   void renew();

@@ -85,7 +85,7 @@ std::vector<std::byte> WindowTrial::row(std::size_t field, std::int64_t row) con
 }
 
 // Row i of the data that a rank passes: of its part, or of the gradient of its window. The gradient has
-// numbers whose sums are exact in each dtype: an element of the tensor is in at most 8 windows of at most 7
+// numbers whose sums are exact in each dtype. An element of the tensor is in at most 8 windows of at most 7
 // rows.
 std::vector<std::byte> WindowTrial::given(std::size_t field, int rank, std::int64_t i) const {
   if (!s_.window.adjoint) return row(field, parts_[static_cast<std::size_t>(rank)].first + i);
@@ -124,7 +124,7 @@ ExchangeBox box_of_row(int field, std::int64_t first, std::int64_t count, bool b
 
 }  // namespace
 
-// Each row of a window is a box of its owner's part, or every other row a list of indices; the adjoint sends
+// Each row of a window is a box of its owner's part. Every other row is a list of indices. The adjoint sends
 // it back.
 ExchangePlan WindowTrial::plan() const {
   const Edge::Kind edge = edge_of(s_).kind;

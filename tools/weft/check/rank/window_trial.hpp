@@ -1,6 +1,6 @@
 // One rank's part in a step that exchanges windows: its fields, the exchanges, and the comparison of the
-// results with the definition of a window, row by row; for the adjoint, with the sum over all rows of all
-// windows.
+// results. They are compared with the definition of a window, row by row, or, for the adjoint, with the sum
+// over all rows of all windows.
 #pragma once
 
 #include <list>
@@ -39,7 +39,7 @@ class WindowTrial {
   WindowTrial(Context& context, const Step& s, int me, int n, Pool* pool = nullptr);
   /// Starts all exchanges; waits if the ranks have yet to compare their arguments.
   std::vector<WindowTransfer> start(Windows& windows, ProcessGroup& group);
-  /// The fault in the memory after all exchanges are finished; empty: none.
+  /// The fault in the memory after all exchanges are finished. Empty: none.
   std::string complaint() const;
   void overwrite() { buffers_.overwrite(); }
   std::string overwritten() const { return buffers_.overwritten(); }
