@@ -142,7 +142,7 @@ def test_whole_training(ranks, tmp_path):
         stopped = trainer.train(50, step, stop=lambda: 15 if group.rank == 1 else 0)
         assert stopped == train.TrainingEnd("stop", 4, 15, None)
         patient = {"evaluate_every": 1, "patience": 3, "least_gain": 1e9, **plan}
-        assert trainer.train(6, step, **patient).why == "steps"  # two evaluations, one of them without success
+        assert trainer.train(6, step, **patient).why == "steps"  # of two evaluations, one had no gain
         group.barrier().wait()
         if group.rank == 0:
             (tmp_path / "run" / "step-00000006" / "index.json").write_bytes(b"")

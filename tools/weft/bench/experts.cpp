@@ -34,15 +34,14 @@ void enter_peer(Contest& contest, const WorkFolder& folder, const Options& o, co
 
 std::string parts_of_experts(const Contest& contest, const Contestant& ours, bool markdown) {
   std::vector<std::vector<std::string>> dispatches = {{"case", "dispatch us", "bare us", "ratio",
-                                                       "combine us", "ratio", "travel us", "local us"}},
+                                                       "combine us", "ratio", "travel us"}},
                                         layers = {{"case", "step us", "dense us", "ratio"}};
   for (std::size_t k = 0; k < contest.cases().size(); ++k) {
     const auto& row = ours.cell(k)->row;
     const auto number = [&](const char* key) { return digits(row.value(key, 0.0)); };
     if (row.contains("bare_us"))
       dispatches.push_back({contest.cases()[k], number("median_us"), number("bare_us"), number("over"),
-                            number("combine_us"), number("combine_over"), number("travel_us"),
-                            number("local_us")});
+                            number("combine_us"), number("combine_over"), number("travel_us")});
     else
       layers.push_back({contest.cases()[k], number("median_us"), number("dense_us"), number("over")});
   }
