@@ -173,10 +173,10 @@ TEST_F(ElasticTest, AnInnerJobDoesNotInheritTheCount) {
 
 // The time of the job, not of a start.
 TEST_F(ElasticTest, ATimeoutEndsTheJobForGood) {
-  EXPECT_EQ(run({"run", "--elastic", "1:1", "--timeout", "1", "--", "sh", "-c",
+  EXPECT_EQ(run({"run", "--elastic", "1:1", "--timeout", "3", "--", "sh", "-c",
                  "sleep 0.6; [ $WEFT_RESTART_COUNT = 1 ] || exit 3; exec sleep 60"}),
             124);
-  EXPECT_THAT(err(), HasSubstr("the job did not end within 1 s: rank 0 (pid "));
+  EXPECT_THAT(err(), HasSubstr("the job did not end within 3 s: rank 0 (pid "));
   EXPECT_THAT(told(), ElementsAre("start 1 of the job, on 1 rank"));
 }
 
