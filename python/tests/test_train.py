@@ -129,6 +129,25 @@ def batch_of(trainer, step, rows=6):
     return train.Batch(x[mine], y[mine], global_rows=rows)
 
 
+def test_a_wrong_argument_of_one_rank_is_an_error_of_all(ranks):
+    """Arrays that cannot be read, and a rate that is no number: the other rank does not wait for its deadline."""
+    def program(group):
+        trainer = trained(group)
+        calls = [lambda batch: trainer.step(batch, 0.02), trainer.backward, trainer.evaluate]
+        x, y = pictures(0, 3)
+        for wrong in (train.Batch(x[:, :, ::2], y), train.Batch(None, y), train.Batch(x.astype(object), y), None):
+            for call in calls:
+                with pytest.raises((weft.Error, ValueError, TypeError)) as error:
+                    call(wrong if group.rank == 1 else batch_of(trainer, 0))
+                if group.rank == 0:
+                    assert "another rank has given up" in str(error.value) or "another rank was given a batch" in str(error.value)
+        with pytest.raises(weft.Error):
+            trainer.step(batch_of(trainer, 0), "fast" if group.rank == 1 else 0.02)
+        return trainer.step(batch_of(trainer, 0), 0.02).loss
+    first, second = ranks(2, program)
+    assert first == second
+
+
 def test_whole_training(ranks, tmp_path):
     """Hooks in their order, checkpoints by steps, an early end; resumed from the newest whole checkpoint."""
     def program(group):

@@ -355,20 +355,32 @@ class Trainer(Handle):
         owners: list[Any] = []
         return (_train_api.weft_batch * max(1, len(listed)))(*(batch._struct(owners) for batch in listed)), len(listed), owners
 
+    def _told(self, arguments: Callable[[], Any]) -> Any:
+        """The result of `arguments`. If it raises an exception, the other ranks, which wait in the same call,
+        get an error."""
+        try:
+            return arguments()
+        except BaseException:
+            try:
+                blocking(lib.trainer_step_batches, self, None, -1, 0.0, None)
+            except errors.Error:
+                pass
+            raise
+
     def step(self, batches: Union[Batch, Sequence[Batch]], rate: float) -> StepResult:
         """A whole step: forward, loss, backward, average, clip, and the optimizer's with learning rate
         `rate`. Several batches are micro-batches, as many on every rank: their gradients add up to that of
         one batch with all their rows. Collective over the mesh; a batch of one rank that does not fit is an
         error of all."""
-        array, count, owners = self._batches(batches)
+        (array, count, owners), rate = self._told(lambda: (self._batches(batches), errors.number(rate, "rate")))
         of = make(_train_api.weft_step_result)
-        blocking(lib.trainer_step_batches, self, array, count, errors.number(rate, "rate"), _byref(of), keep=(array, owners))
+        blocking(lib.trainer_step_batches, self, array, count, rate, _byref(of), keep=(array, owners))
         return _result(of)
 
     def backward(self, batches: Union[Batch, Sequence[Batch]]) -> StepResult:
         """The first half of a step: all except clipping and the optimizer's step. Until `update` or `discard`
         the program may read and change the gradients. grad_norm of the result is 0. Collective."""
-        array, count, owners = self._batches(batches)
+        array, count, owners = self._told(lambda: self._batches(batches))
         of = make(_train_api.weft_step_result)
         blocking(lib.trainer_backward_batches, self, array, count, _byref(of), keep=(array, owners))
         return _result(of)
@@ -504,7 +516,7 @@ class Trainer(Handle):
 
     def evaluate(self, batches: Union[Batch, Sequence[Batch]]) -> Evaluation:
         """The loss of batches, by passes that keep nothing; the training stays as it is. Collective."""
-        array, count, owners = self._batches(batches)
+        array, count, owners = self._told(lambda: self._batches(batches))
         of = make(_train_api.weft_evaluation)
         blocking(lib.trainer_evaluate, self, array, count, _byref(of), keep=(array, owners))
         return _evaluation(of)

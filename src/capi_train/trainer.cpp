@@ -103,6 +103,17 @@ std::vector<weft::Batch> batches_of(const char* function, const weft_trainer& tr
   return all;
 }
 
+// The batches of this rank. If they are wrong, the ranks that wait in the same call get an error, too.
+template <class... Arguments>
+auto told_batches_of(Trainer& trainer, const Arguments&... arguments) {
+  try {
+    return batches_of(arguments...);
+  } catch (...) {
+    trainer.give_up();
+    throw;
+  }
+}
+
 // Checked before any other work: the caller may have passed none.
 void expect_result(const char* function, const weft_step_result* result) {
   if (result != nullptr)
@@ -176,7 +187,7 @@ weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* bat
                               double rate, weft_step_result* result, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     Trainer& t = trainer_of(function, trainer);
-    const std::vector<weft::TokenBatch> all = batches_of(function, batches, batch_count);
+    const std::vector<weft::TokenBatch> all = told_batches_of(t, function, batches, batch_count);
     expect_result(function, result);
     tell(function, result, t.step(all, rate));
   });
@@ -186,7 +197,7 @@ weft_status weft_trainer_step_batches(weft_trainer* trainer, const weft_batch* b
                                       double rate, weft_step_result* result, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     Trainer& t = trainer_of(function, trainer);
-    const std::vector<weft::Batch> all = batches_of(function, *trainer, batches, batch_count);
+    const std::vector<weft::Batch> all = told_batches_of(t, function, *trainer, batches, batch_count);
     expect_result(function, result);
     tell(function, result, t.step(all, rate));
   });
@@ -196,7 +207,7 @@ weft_status weft_trainer_evaluate(weft_trainer* trainer, const weft_batch* batch
                                   weft_evaluation* evaluation, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     Trainer& t = trainer_of(function, trainer);
-    const std::vector<weft::Batch> all = batches_of(function, *trainer, batches, batch_count);
+    const std::vector<weft::Batch> all = told_batches_of(t, function, *trainer, batches, batch_count);
     weft_evaluation& to = capi::given(function, evaluation, "evaluation");
     capi::expect_initialised(function, to, kEvaluationFirstBytes, "evaluation", "WEFT_EVALUATION_INIT");
     capi::answer(function, to, capi::in_c(t.evaluate(all)), kEvaluationFirstBytes, "evaluation",
@@ -208,7 +219,7 @@ weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch*
                                   weft_step_result* result, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     Trainer& t = trainer_of(function, trainer);
-    const std::vector<weft::TokenBatch> all = batches_of(function, batches, batch_count);
+    const std::vector<weft::TokenBatch> all = told_batches_of(t, function, batches, batch_count);
     expect_result(function, result);
     tell(function, result, t.backward(all));
   });
@@ -218,7 +229,7 @@ weft_status weft_trainer_backward_batches(weft_trainer* trainer, const weft_batc
                                           int32_t batch_count, weft_step_result* result, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     Trainer& t = trainer_of(function, trainer);
-    const std::vector<weft::Batch> all = batches_of(function, *trainer, batches, batch_count);
+    const std::vector<weft::Batch> all = told_batches_of(t, function, *trainer, batches, batch_count);
     expect_result(function, result);
     tell(function, result, t.backward(all));
   });

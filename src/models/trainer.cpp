@@ -664,6 +664,7 @@ Trainer::Result Trainer::update(double lr) {
 }
 
 void Trainer::give_up() noexcept {
+  ++calls_.begun, ++calls_.failed;  // the others know
   try {
     if (pending_) {
       agree_on_rate(0, true);

@@ -156,7 +156,8 @@ class Trainer {
   /// then throws. After a backward() the others wait in update(); gradients are dropped, as by discard().
   /// train() does so for the functions of its plan. Does nothing more if ranks cannot communicate.
   void give_up() noexcept;
-  /// How many calls of step(), backward(), update() and evaluate() have begun, and how many of them threw.
+  /// How many calls of step(), backward(), update() and evaluate() have begun, and how many of them threw. A
+  /// give_up() counts as one that threw.
   struct Calls {
     std::int64_t begun = 0, failed = 0;
   };
