@@ -1,6 +1,7 @@
 // Models: values of parameters, and options of a training.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
 #include <vector>
@@ -318,11 +319,44 @@ Rows trainers() {
                    o.freeze = FreezeSchedule({{9, "layers.0", true}});
                  }),
       of_trainer("options.ema", [](Options& o) { o.ema = Ema::Options{}; }),
+      of_trainer("options.identity", [](Options& o) { o.identity = "another text"; }),
+      {"Trainer::step", "the model", where, ErrorCode::bad_argument,
+       "trainer: the model (its recipe, or the paths and shapes of its parameters) is not the same on all "
+       "ranks "
+       "of dp=2 x tp=1; expected the same",
+       [](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 1}});
+         TransformerConfig config = Trained::config();
+         if (r.rank == 1) config.norm_eps = 1e-3;
+         ParallelModel model = build_parallel_model(config, mesh, compute, {.seed = 3});
+         Trainer trainer(model, compute, {});
+         const std::vector<std::int64_t> tokens{0, 1, 2, 3};
+         const TokenBatch b = Trained::batch(tokens);
+         trainer.step({&b, 1}, 0.01);
+       }},
+      {"Trainer::step", "the shape of a sample, for a model with a BatchNorm", where, ErrorCode::bad_argument,
+       "trainer: the shape of a sample, for a model with a BatchNorm, is not the same on all ranks of dp=2 x "
+       "tp=1; expected the same",
+       [](Rank& r) {
+         Compute compute(r.context);
+         const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 1}});
+         Recipe recipe;
+         recipe.build = [] { return std::make_unique<BatchNorm>(2); };
+         recipe.loss = [] { return std::make_unique<MeanSquaredError>(); };
+         ParallelModel model = build_parallel_model(recipe, mesh, compute, {});
+         Trainer trainer(model, compute, {});
+         const Tensor x(r.context, {1, 2, 3, 4 + r.rank});
+         std::fill_n(x.f32().data(), x.count(), 1.0f);
+         const Batch b{.inputs = {x}, .targets = {x}};
+         trainer.step({&b, 1}, 0.01);
+       }},
       of_build("BuildOptions::exact", [](BuildOptions& o) { o.exact = Exact::yes; }),
       of_build(
           "BuildOptions::activations", [](BuildOptions& o) { o.activations = DType::bf16; },
           [](BuildOptions& o) { o.dtype = DType::bf16; }),
       of_build("BuildOptions::data", [](BuildOptions& o) { o.data = DataForm::fsdp; }),
+      of_build("BuildOptions::loss_chunk", [](BuildOptions& o) { o.loss_chunk = 2; }),
       of_build("BuildOptions::frozen", [](BuildOptions& o) { o.frozen = {"layers.0"}; }),
       of_build("BuildOptions::tensor.sequence_parallel",
                [](BuildOptions& o) { o.tensor.sequence_parallel = true; }),

@@ -944,6 +944,31 @@ TEST_F(TrainTest, ExactParity) {
   EXPECT_NE(hashes({"--seed", "2"}), one);
 }
 
+// The loss in chunks: the losses of a run without chunks, in the last digits.
+TEST_F(TrainTest, LossInChunks) {
+  const auto losses = [&](const Words& more) {
+    Words words = small({"--steps", "3", "--warmup", "0", "--metrics", file("metrics")});
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 0) << err();
+    std::vector<double> all;
+    std::ifstream in(folder_ / "metrics");
+    for (std::string line; std::getline(in, line);) all.push_back(nlohmann::json::parse(line).at("loss"));
+    return all;
+  };
+  const std::vector<double> at_once = losses({}), chunked = losses({"--loss-chunk", "40"});
+  ASSERT_EQ(at_once.size(), 3u);
+  ASSERT_EQ(chunked.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_NEAR(chunked[i], at_once[i], 1e-5);
+  const auto refused = [&](const Words& more, const std::string& text) {
+    Words words = small({"--loss-chunk"});
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 2);
+    EXPECT_THAT(err(), HasSubstr(text));
+  };
+  refused({"-1"}, "loss-chunk is -1; expected 0 or more");
+  refused({"8", "--exact"}, "loss-chunk is 8 with --exact; expected 0");
+}
+
 // Sizes that follow others follow those of the command line, too.
 TEST_F(TrainTest, SizesThatFollowOthersInATable) {
   const auto shown = [&](const std::string& table, const Words& more) {

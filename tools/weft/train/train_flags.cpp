@@ -46,6 +46,8 @@ void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--label-smoothing", c.label_smoothing,
         "Of each byte's weight in the loss, what goes to all bytes alike");
   visit("--z-loss", c.z_loss, "Factor of the square of the log of the softmax's sum, in the loss; 0: none");
+  visit("--loss-chunk", c.loss_chunk,
+        "Tokens of a rank whose logits are in memory at a time; 0: all (docs/recipes.md)");
   visit("--freeze", c.freeze, "What is trained when: STEP:frozen:PATTERN or STEP:trained:PATTERN, by commas");
   visit("--ema", c.ema, "Decay of averages of the parameters, which checkpoints hold, too; 0: none");
   visit("--seed", c.seed, "Of weights and batches");

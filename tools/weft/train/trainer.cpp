@@ -43,6 +43,7 @@ BuildOptions build_options(const TrainConfig& config) {
   if (config.activations == "bf16") options.activations = DType::bf16;
   options.ac.mode = ac_mode_of(config.ac);
   options.ac.every = config.ac_every;
+  options.loss_chunk = config.loss_chunk;
   options.tensor.sequence_parallel = config.sequence_parallel;
   options.tensor.vocab = config.vocab == "shard" ? VocabSplit::shard : VocabSplit::whole;
   if (config.pp > 1) {
@@ -338,6 +339,9 @@ MeshShape TrainConfig::check(int ranks) const {
   if (!(label_smoothing >= 0 && label_smoothing <= 1))
     bad_training(fmt::format("label-smoothing is {}; expected 0 to 1", label_smoothing));
   FreezeSchedule::from_text(freeze);
+  if (loss_chunk < 0) bad_training(fmt::format("loss-chunk is {}; expected 0 or more", loss_chunk));
+  if (loss_chunk > 0 && (exact || pp > 1))
+    bad_training(fmt::format("loss-chunk is {} with {}; expected 0", loss_chunk, exact ? "--exact" : "--pp"));
   if (!(z_loss >= 0 && std::isfinite(z_loss)))
     bad_training(fmt::format("z-loss is {}; expected a finite number of 0 or more", z_loss));
   if (!(ema >= 0 && ema < 1))
@@ -455,9 +459,10 @@ weft::Trainer::Result Training::step(const See& see) {
   for (const auto& [path, p] : all)
     see("parameter", path, on_all_stages(p != nullptr ? p->master() : Tensor()));
   if (!parts_.stages)
-    trainer_.optimizer().visit_state([&](const std::string& path, std::string_view name, const Tensor& state) {
-      see("state", fmt::format("{}.{}", path, name), state);
-    });
+    trainer_.optimizer().visit_state(
+        [&](const std::string& path, std::string_view name, const Tensor& state) {
+          see("state", fmt::format("{}.{}", path, name), state);
+        });
   return result;
 }
 

@@ -50,11 +50,12 @@ struct TrainConfig {
   std::string groups;
   double weight_decay = 0.1;
   double max_norm = 1.0;
-  double loss_scale = 0;       ///< dynamic, beginning with this value; 0: none
-  double label_smoothing = 0;  ///< see CrossEntropy
-  double z_loss = 0;           ///< see CrossEntropy
-  std::string freeze;          ///< a FreezeSchedule as text
-  double ema = 0;              ///< the decay of averages of the parameters, with warm-up; 0: none. See Ema
+  double loss_scale = 0;        ///< dynamic, beginning with this value; 0: none
+  double label_smoothing = 0;   ///< see CrossEntropy
+  double z_loss = 0;            ///< see CrossEntropy
+  std::int64_t loss_chunk = 0;  ///< see BuildOptions
+  std::string freeze;           ///< a FreezeSchedule as text
+  double ema = 0;               ///< the decay of averages of the parameters, with warm-up; 0: none. See Ema
   /// A checkpoint of another run whose parameters are the initial values; empty: none. And patterns, by
   /// commas, of parameters that it does not give; see InitOptions::except.
   std::filesystem::path init_from;
