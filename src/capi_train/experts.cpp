@@ -2,8 +2,11 @@
 // of weft/ep/.
 #include "weft/ep/experts.hpp"
 
+#include <fmt/format.h>
+
 #include <cstddef>
 
+#include "base/hash.hpp"
 #include "capi/transfer_handle.hpp"
 #include "capi_train/matrices.hpp"
 #include "weft/ep/dispatch.hpp"
@@ -80,6 +83,9 @@ Matrices matrices(const char* function, const weft_expert_matrices* given_matric
       read(function, given_matrices, weft_expert_matrices WEFT_EXPERT_MATRICES_INIT,
            kExpertMatricesFirstBytes, "WEFT_EXPERT_MATRICES_INIT");
   const std::string of = std::string(which) + "->";
+  if (m.kind != WEFT_EXPERT_SWIGLU && m.gate != nullptr)
+    refuse(ErrorCode::bad_argument, function,
+           fmt::format("{}gate is given; expected NULL unless {}kind is WEFT_EXPERT_SWIGLU", of, of));
   return {choice<ExpertKind>(function, m.kind, WEFT_EXPERT_RELU, (of + "kind").c_str()),
           of_each(function, m.gate, m.experts, (of + "gate").c_str()),
           of_each(function, m.up, m.experts, (of + "up").c_str()),
@@ -92,6 +98,25 @@ ExpertActivations activations(const char* function, const weft_expert_activation
                                          kExpertActivationsFirstBytes, "WEFT_EXPERT_ACTIVATIONS_INIT");
   return {matrix_or_none(function, k.gate, "kept->gate"), matrix_or_none(function, k.up, "kept->up"),
           matrix_or_none(function, k.hidden, "kept->hidden")};
+}
+
+// A rank without experts has nothing to compute; its matrices have no rows that say their sizes.
+bool has_none(const Matrices& w, const TensorView& x) {
+  return w.up.shape.rank() == 3 && w.up.shape[0] == 0 && x.shape[0] == 0;
+}
+
+// Throws mismatch on all ranks unless they have equal lists.
+void expect_same_first_experts(const char* function, ProcessGroup& group,
+                               std::span<const std::int64_t> first) {
+  Fnv1a hash;
+  for (const std::int64_t e : first) hash.add(static_cast<std::uint64_t>(e));
+  std::vector<std::uint64_t> all(static_cast<std::size_t>(group.size()));
+  group.all_gather(std::span<const std::uint64_t>(&hash.value, 1), all).wait();
+  for (std::size_t r = 1; r < all.size(); ++r)
+    if (all[r] != all[0])
+      refuse(ErrorCode::mismatch, function,
+             fmt::format(
+                 "first_experts on rank {} differs from that on rank 0; expected the same on all ranks", r));
 }
 
 ProcessGroup* group_of(const weft_token_routes& routes) {
@@ -170,6 +195,7 @@ weft_status weft_token_routes_create(weft_compute* compute, weft_group* group, c
     if (owner.group != nullptr) {
       rank = owner.group->group.rank();
       choices = weft::gather_choices(with, owner.group->group, chosen, of_weights);
+      capi::expect_same_first_experts(function, owner.group->group, first);
     } else {
       choices = weft::own_choices(with, chosen, of_weights);
     }
@@ -251,6 +277,7 @@ weft_status weft_experts_forward(weft_compute* compute, const weft_matrix* x, co
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft::Compute& with = capi::compute_of(function, compute);
     const capi::Matrices w = capi::matrices(function, weights, "weights");
+    if (capi::has_none(w, capi::matrix(function, x, "x"))) return;
     weft::experts_forward(weft::kernels_of(with), w.kind, capi::matrix(function, x, "x"),
                           capi::list<const std::int64_t>(function, offsets, DType::i64, -1, "offsets"),
                           {w.gate, w.up, w.down}, capi::activations(function, kept),
@@ -265,6 +292,7 @@ weft_status weft_experts_backward(weft_compute* compute, const weft_matrix* dy, 
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft::Compute& with = capi::compute_of(function, compute);
     const capi::Matrices w = capi::matrices(function, weights, "weights");
+    if (capi::has_none(w, capi::matrix(function, x, "x"))) return;
     weft::experts_backward(
         weft::kernels_of(with), w.kind, capi::matrix(function, dy, "dy"), capi::matrix(function, x, "x"),
         capi::list<const std::int64_t>(function, offsets, DType::i64, -1, "offsets"), {w.gate, w.up, w.down},
@@ -283,6 +311,7 @@ weft_status weft_experts_weight_gradients(weft_compute* compute, const weft_matr
     weft::ExpertGradients to;
     to.gate = d.gate, to.up = d.up, to.down = d.down;
     to.add_gate = to.add_up = to.add_down = accumulate;
+    if (capi::has_none(d, capi::matrix(function, x, "x"))) return;
     weft::experts_weight_gradients(
         weft::kernels_of(with), d.kind, capi::matrix(function, dy, "dy"), capi::matrix(function, x, "x"),
         capi::list<const std::int64_t>(function, offsets, DType::i64, -1, "offsets"),

@@ -1,6 +1,7 @@
 #include "weft/ep/dispatch.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>
@@ -127,6 +128,15 @@ void expect_rows(std::string_view call, std::string_view what, const ConstTensor
   ep::expect_view(call, what, x, x.dtype, x.shape);
 }
 
+// Throws unless the memory that a call reads and the memory that it writes are apart.
+void expect_apart(std::string_view call, std::string_view in_name, const ConstTensorView& in,
+                  std::string_view out_name, const TensorView& out) {
+  if (in.bytes() > 0 && out.bytes() > 0 && in.data < out.data + out.bytes() &&
+      out.data < in.data + in.bytes())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: {} and {} overlap; expected disjoint memory", call, in_name, out_name));
+}
+
 void expect_f32_or_bf16(std::string_view call, std::string_view what, const ConstTensorView& x) {
   if (x.dtype != DType::f32 && x.dtype != DType::bf16)
     throw Error(ErrorCode::bad_argument,
@@ -151,6 +161,8 @@ void by_dtype(DType dtype, Run&& run) {
 ExpertChoices gather_choices(Compute& compute, ProcessGroup& group, const ConstTensorView& experts,
                              const ConstTensorView& weights) {
   ep::expect_matrix("gather_choices", "experts", experts);
+  ep::expect_view("gather_choices", "experts", experts, DType::i32, experts.shape);
+  ep::expect_view("gather_choices", "weights", weights, DType::f32, experts.shape, ", as experts");
   const std::int64_t own[2] = {experts.shape[0], experts.shape[1]};
   std::vector<std::int64_t> all(2 * static_cast<std::size_t>(group.size()));
   group.all_gather(std::span<const std::int64_t>(own), all).wait();
@@ -224,9 +236,16 @@ TokenRoutes::TokenRoutes(const ExpertChoices& choices, int rank, int top_k,
     throw Error(ErrorCode::bad_argument,
                 fmt::format("token_routes: {} first experts for rank {} of {} ranks; expected {}",
                             first_experts.size(), rank, ranks_, ranks_ + 1));
+  if (first_experts.front() != 0 || !std::ranges::is_sorted(first_experts))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("token_routes: first experts are {}; expected numbers that rise from 0",
+                            fmt::join(first_experts, ", ")));
   const std::int64_t all = first_experts.back();
   tokens_ = choices.tokens[static_cast<std::size_t>(rank)];
   const auto experts = choices.experts.as<std::int32_t>();
+  if (choices.weights.count() != choices.experts.count())
+    throw Error(ErrorCode::bad_argument, fmt::format("token_routes: {} weights; expected {}, as choices",
+                                                     choices.weights.count(), choices.experts.count()));
   if (choices.experts.count() != sum(choices.tokens) * top_k)
     throw Error(ErrorCode::bad_argument, fmt::format("token_routes: {} choices; expected {} tokens x {}",
                                                      choices.experts.count(), sum(choices.tokens), top_k));
@@ -312,6 +331,7 @@ Transfer TokenRoutes::start_dispatch(ProcessGroup* group, const ConstTensorView&
   expect_rows("dispatch", "x", x, tokens_);
   const std::int64_t width = x.shape[1];
   ep::expect_view("dispatch", "rows", rows, x.dtype, {this->rows(), width});
+  expect_apart("dispatch", "x", x, "rows", rows);
   const auto own = static_cast<std::size_t>(rank_);
   Work work;
   if (ranks_ > 1) {
@@ -332,6 +352,7 @@ Transfer TokenRoutes::start_combine(ProcessGroup* group, const ConstTensorView& 
   expect_rows("combine", "rows", rows, this->rows());
   const std::int64_t width = rows.shape[1];
   ep::expect_view("combine", "results", results, rows.dtype, {this->results(), width});
+  expect_apart("combine", "rows", rows, "results", results);
   const auto own = static_cast<std::size_t>(rank_);
   Work work;
   if (ranks_ > 1) {
@@ -374,6 +395,10 @@ Work TokenRoutes::exchanged(ProcessGroup* group, const ExchangePlan& plan, const
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}: group has {} ranks; expected {}, as the choices", plan.name,
                             group == nullptr ? 1 : group->size(), ranks_));
+  if (group->rank() != rank_)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: this is rank {} of the group; the routes are of rank {}", plan.name,
+                            group->rank(), rank_));
   const ExchangeField field{in.data, out.data};
   return detail::PreparedExchange::make_sound(*group, plan).start({&field, 1});
 }

@@ -32,7 +32,7 @@ void expect_kept_and_offsets(std::string_view call, ExpertKind kind, DType dtype
   if (kind == ExpertKind::swiglu) ep::expect_view(call, "kept.gate", kept.gate, dtype, of_hidden);
   ep::expect_view(call, "kept.up", kept.up, dtype, of_hidden);
   ep::expect_view(call, "kept.hidden", kept.hidden, dtype, of_hidden);
-  if (offsets.size() != static_cast<std::size_t>(s.experts) + 1 || offsets.front() != 0 ||
+  if (offsets.empty() || offsets.size() != static_cast<std::size_t>(s.experts) + 1 || offsets.front() != 0 ||
       offsets.back() != s.rows || !std::ranges::is_sorted(offsets))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}: {} offsets up to {}; expected {} that rise from 0 to {} rows", call,

@@ -585,8 +585,8 @@ TEST_P(Exchanges, WhatIsRefused) {
       EXPECT_THAT(std::string(e.what()), HasSubstr(text));
     };
     const int to = (r.rank + 1) % r.size, from = (r.rank + r.size - 1) % r.size;
-    const std::string what_is_sent = "what is sent to rank " + std::to_string(to) + ": ";
-    const std::string what_comes = "what is received from rank " + std::to_string(from) + ": ";
+    const std::string what_is_sent = "the data sent to rank " + std::to_string(to) + ": ";
+    const std::string what_comes = "the data received from rank " + std::to_string(from) + ": ";
     refused([](ExchangePlan& p) { p.sends[0].peer = 99; }, "exchange: sends[0].peer is 99; expected 0 to ");
     refused([](ExchangePlan& p) { p.receives[0].peer = -1; },
             "exchange: receives[0].peer is -1; expected 0 to ");

@@ -379,10 +379,10 @@ static void test_struct_sizes(void) {
   weft_group_options raw_group;
   memset(&raw_group, 0x5a, sizeof raw_group);
   CHECK_ERROR(weft_group_create(c, NULL, 0, 1, &raw_group, &g, &error), bad,
-              "weft_group_create: options->struct_size is 1515870810; expected 40: initialise it with "
+              "weft_group_create: options->struct_size is 1515870810; expected 48: initialise it with "
               "WEFT_GROUP_OPTIONS_INIT");
   CHECK_ERROR(weft_group_from_env(c, &raw_group, &g, &error), bad,
-              "weft_group_from_env: options->struct_size is 1515870810; expected 40: initialise it with "
+              "weft_group_from_env: options->struct_size is 1515870810; expected 48: initialise it with "
               "WEFT_GROUP_OPTIONS_INIT");
   OK(weft_group_create(c, NULL, 0, 1, NULL, &g, &error));
 

@@ -106,6 +106,28 @@ TEST_F(EpRefused, ChoicesAndRows) {
               TokenRoutes(two, 2, 1, Numbers{0, 1, 2});
             }),
             "token_routes: 3 first experts for rank 2 of 2 ranks; expected 3");
+  EXPECT_EQ(refused([&] {
+              TokenRoutes(two, 0, 1, Numbers{2, 3, 4});
+            }),
+            "token_routes: first experts are 2, 3, 4; expected numbers that rise from 0");
+  EXPECT_EQ(refused([&] {
+              TokenRoutes(two, 0, 1, Numbers{0, 3, 2});
+            }),
+            "token_routes: first experts are 0, 3, 2; expected numbers that rise from 0");
+  const ExpertChoices unweighed{two.experts, floats({1}), {1, 1}};
+  EXPECT_EQ(refused([&] {
+              TokenRoutes(unweighed, 0, 1, Numbers{0, 1, 2});
+            }),
+            "token_routes: 1 weights; expected 2, as choices");
+  const ExpertChoices alone{ints({1}), floats({1}), {1}};
+  const TokenRoutes of_one(alone, 0, 1, Numbers{0, 1});
+  const Tensor memory = floats({2, 4});
+  const TensorView first = memory.slice_flat(0, {1, 4}).view(),
+                   overlaps = memory.slice_flat(2, {1, 4}).view();
+  EXPECT_EQ(refused([&] { of_one.start_dispatch(nullptr, first, overlaps).finish(); }),
+            "dispatch: x and rows overlap; expected disjoint memory");
+  EXPECT_EQ(refused([&] { of_one.start_combine(nullptr, first, overlaps).finish(); }),
+            "combine: rows and results overlap; expected disjoint memory");
   const Tensor x = floats({1, 4});
   EXPECT_EQ(refused([&] {
               TokenRoutes(two, 0, 1, Numbers{0, 1, 2}).start_dispatch(compute, nullptr, x);
