@@ -130,7 +130,7 @@ def batch_of(trainer, step, rows=6):
 
 
 def test_a_wrong_argument_of_one_rank_is_an_error_of_all(ranks):
-    """Arrays that cannot be read, and a rate that is no number: the other rank does not wait for its deadline."""
+    """Arrays that cannot be read, a rate that is no number: the other rank does not wait for its deadline."""
     def program(group):
         trainer = trained(group)
         calls = [lambda batch: trainer.step(batch, 0.02), trainer.backward, trainer.evaluate]

@@ -519,8 +519,11 @@ weft_status weft_model_init_from(weft_model* model, const char* directory, const
     for (const std::string_view p :
          capi::names_of(function, left_out, left_out_count, "left_out", "left_out_count"))
       options.left_out.emplace_back(p);
-    const weft::CheckpointInfo info = weft::init_from(&capi::given(function, directory, "directory"),
-                                                      m.parts.mesh, *m.parts.model, options);
+    const char* const from = &capi::given(function, directory, "directory");
+    const weft::CheckpointInfo info =
+        m.parts.stages ? weft::init_stages_from(from, m.parts.stages, *m.parts.model, m.parts.parameters(),
+                                                m.parts.buffers(), options)
+                       : weft::init_from(from, m.parts.mesh, *m.parts.model, options);
     if (step != nullptr) *step = info.step;
   });
 }

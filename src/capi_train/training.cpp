@@ -126,8 +126,9 @@ weft_status weft_trainer_train(weft_trainer* trainer, const weft_training_plan* 
                                               kTrainingPlanFirstBytes, "WEFT_TRAINING_PLAN_INIT", "plan"));
     if (end != nullptr)
       capi::expect_initialised(function, *end, kTrainingEndFirstBytes, "end", "WEFT_TRAINING_END_INIT");
-    p.resumed = std::exchange(trainer->loaded, {});
+    p.resumed = trainer->loaded;
     const weft::TrainingEnd of = weft::train(t, p);
+    trainer->loaded.clear();
     if (end != nullptr)
       capi::answer(function, *end, in_c(of), kTrainingEndFirstBytes, "end", "WEFT_TRAINING_END_INIT");
   });

@@ -130,6 +130,7 @@ std::vector<Setting> settings_of(const Trainer::Options& o, const ParallelModel&
       {"options.freeze", static_cast<std::int64_t>(hash_of(to_string(o.freeze)))},
       {"options.ema", o.ema ? of({o.ema->decay, static_cast<double>(o.ema->warm_up)}) : 0},
       {"BuildOptions::exact", static_cast<std::int64_t>(build.exact)},
+      {"BuildOptions::pipeline.keep_weights", build.pipeline.keep_weights ? 1 : 0},
       {"BuildOptions::loss_chunk", build.loss_chunk},
       {"BuildOptions::dtype", static_cast<std::int64_t>(build.dtype)},
       {"BuildOptions::activations", static_cast<std::int64_t>(build.activations)},
@@ -308,7 +309,7 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   if (has_batch_norm_)
     for (const Batch& batch : to)
       for (const Tensor& input : batch.inputs)
-        for (const std::int64_t extent : input.shape().values().subspan(1))
+        for (const std::int64_t extent : layouts::global_shape(input).values().subspan(1))
           samples.add(static_cast<std::uint64_t>(extent));
   settings.push_back({"the shape of a sample, for a model with a BatchNorm,",
                       static_cast<std::int64_t>(samples.value), !own});
@@ -628,7 +629,8 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
   std::vector<Batch> all;
   Evaluation result{.tokens = agree(batches, std::nullopt, all, true)};
   std::optional<Optimizer::Swapped> values;  // other values than the trained ones, unless the program swaps
-  if (dynamic_cast<ScheduleFreeAdamW*>(optimizer_.get()) != nullptr && !any_swapped(optimizer_->parameters()))
+  if (dynamic_cast<ScheduleFreeAdamW*>(optimizer_.get()) != nullptr && !optimizer_->swapped() &&
+      !any_swapped(optimizer_->parameters()))
     values.emplace(*optimizer_);
   const Tensor global =
       to_device(compute_->context(), scalar(model_->mesh, result.tokens), compute_->stream());

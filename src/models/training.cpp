@@ -60,6 +60,7 @@ std::int64_t digest_of_plan(const TrainingPlan& p) {
         static_cast<std::int64_t>(c.check_replicas)})
     hash.add(static_cast<std::uint64_t>(number));
   hash.add(c.folder.string());
+  if (const auto found = p.resumed.find(kEarlyStop); found != p.resumed.end()) hash.add(found->second);
   return static_cast<std::int64_t>(hash.value);
 }
 
@@ -101,7 +102,9 @@ class Run {
   TrainingEnd go() {
     hook(plan_.on_begin);
     TrainingEnd end;
-    bool ended = false;
+    // A run that has ended for want of a gain, and is resumed, has ended.
+    bool ended = impatient();
+    if (ended) end.why = TrainingEnded::patience;
     while (!ended && trainer_.steps() < plan_.steps) {
       take_step();
       const std::int64_t now = trainer_.steps();
@@ -110,7 +113,7 @@ class Run {
       end.reason = agreed.reason;
       if (agreed.reason > 0)
         end.why = TrainingEnded::stop;
-      else if (plan_.patience > 0 && patience_.in_vain >= plan_.patience)
+      else if (agreed.impatient)
         end.why = TrainingEnded::patience;
       ended = end.why != TrainingEnded::steps;
       const CheckpointPlan& c = plan_.checkpoints;
@@ -131,7 +134,8 @@ class Run {
   // All ranks know this after a step.
   struct Agreed {
     int reason;
-    bool due;  // a checkpoint, by the clock
+    bool due;        // a checkpoint, by the clock
+    bool impatient;  // a rank has seen too many evaluations without a lower loss
   };
 
   // A hook that fails must not leave the other ranks waiting: the next exchange notifies them.
@@ -191,6 +195,8 @@ class Run {
     hook(plan_.on_evaluation, found);
   }
 
+  bool impatient() const noexcept { return plan_.patience > 0 && patience_.in_vain >= plan_.patience; }
+
   Agreed exchange() {
     int reason = 0;
     guarded([&] {
@@ -198,11 +204,12 @@ class Run {
     });
     const Duration every = plan_.checkpoints.every;
     const bool due = mesh_.rank() == 0 && every.count() > 0 && Clock::now() - saved_at_ >= every;
-    const Numbers least = least_of(trainer_.compute(), mesh_,
-                                   {failed_ ? -1 : 0, -static_cast<std::int64_t>(reason), due ? -1 : 0});
+    const Numbers least =
+        least_of(trainer_.compute(), mesh_,
+                 {failed_ ? -1 : 0, -static_cast<std::int64_t>(reason), due ? -1 : 0, impatient() ? -1 : 0});
     if (failed_) std::rethrow_exception(failed_);
     if (least[0] != 0) refuse_hook();
-    return {static_cast<int>(-least[1]), least[2] != 0};
+    return {static_cast<int>(-least[1]), least[2] != 0, least[3] != 0};
   }
 
   // Along the axes on which ranks may hold the same elements; the stages of a pipeline have others each.

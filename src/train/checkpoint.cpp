@@ -192,7 +192,15 @@ std::optional<double> schedule_free_beta(const CheckpointReader& reader, Context
                                          std::string_view path) {
   if (!reader.contains(joined(kZ, path)) || !reader.contains(joined(kRates, path))) return std::nullopt;
   if (reader.read(context, joined(kSteps, path)).as<std::int64_t>()[0] == 0) return std::nullopt;
-  return reader.read(context, joined(kRates, path)).as<double>().back();
+  const Tensor rates = reader.read(context, joined(kRates, path));
+  constexpr std::int64_t kWithBeta = 3;
+  if (rates.count() != kWithBeta)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("load_checkpoint: {}: \"{}\" has {} numbers; expected {}: an older version has saved "
+                    "it, without the beta1 that gives the values for evaluation",
+                    reader.info().folder.string(), joined(kRates, path), rates.count(), kWithBeta));
+  return rates.as<double>().back();
 }
 
 // y becomes x = y / b1 + (1 - 1/b1) z, as ScheduleFreeAdamW::swap_in() writes it.
@@ -267,7 +275,8 @@ CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& me
       options, "the model");
   if (of_stages) of_stages->collect();
   host.write_back();
-  if (state.optimizer == nullptr) masters_to_evaluation(info.folder, mesh, saved, stages);
+  if (state.optimizer == nullptr && (init == nullptr || !init->remap))
+    masters_to_evaluation(info.folder, mesh, saved, stages);
   if (!info.remapped.empty() && (init == nullptr || !init->remap) && !saved.parameters.empty() &&
       (!mesh || mesh.rank() == 0))
     saved.parameters[0]->compute().context().log().write(

@@ -125,7 +125,8 @@ TEST(LossInChunks, TrainsAsWithoutChunks) {
       SCOPED_TRACE(chunk);
       const Numbers chunked = train(c, chunk);
       const double tolerance = c.build.dtype == DType::bf16 ? 2e-3 : 2e-6;
-      EXPECT_NEAR(chunked.losses[0], at_once.losses[0], 1e-12 * at_once.losses[0]);  // a sum in f64
+      // A sum in f64; over a tensor axis the logits are split in place of gathered.
+      EXPECT_NEAR(chunked.losses[0], at_once.losses[0], (c.tp > 1 ? 1e-8 : 1e-12) * at_once.losses[0]);
       expect_near(chunked.losses, at_once.losses, tolerance);
       expect_near(chunked.held_out, at_once.held_out, tolerance);
       for (const auto& [path, gradient] : at_once.gradients) {

@@ -194,9 +194,10 @@ weft_status weft_trainer_swap_averages(weft_trainer* trainer, bool averages_in, 
 weft_status weft_trainer_swap_evaluation(weft_trainer* trainer, bool evaluation_in, weft_error* error);
 
 /* Like weft_model_save and weft_model_load, but including the state of the optimizer, the averages, the
- * number of steps, and what weft_trainer_train counts for its early end. Collective over the mesh; blocks.
- * weft_trainer_load reads the newest whole checkpoint: if a newer one is broken, rank 0 logs a warning. It
- * refuses a checkpoint of a model only, or of another optimizer: the error lists the missing tensors. */
+ * number of steps. Collective over the mesh; blocks. Checkpoints of weft_trainer_train also hold the count
+ * for its early end, which weft_trainer_load keeps for the next weft_trainer_train. weft_trainer_load reads
+ * the newest whole checkpoint: if a newer one is broken, rank 0 logs a warning. It refuses a checkpoint of a
+ * model only, or of another optimizer: the error lists the missing tensors. */
 weft_status weft_trainer_save(const weft_trainer* trainer, const char* directory, weft_error* error);
 weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft_error* error);
 

@@ -20,7 +20,7 @@ struct CheckpointPlan {
   Duration every{0};
   bool at_end = true;  ///< after the last step, too
   int keep = 0;        ///< as in SaveOptions
-  /// Written while the training goes on; see AsyncCheckpoint. The ranks of a pipeline wait.
+  /// Written while the training goes on; see AsyncCheckpoint.
   bool background = true;
   /// Compares the replicas of all parameters before each checkpoint: check_replicas().
   bool check_replicas = true;

@@ -20,6 +20,9 @@ void check_pool(const char* layer, const Pool2dConfig& c, bool dilates) {
   for (const auto& [what, e] :
        {std::pair{"kernel", c.kernel}, {"stride", c.stride}, {"dilation", c.dilation}})
     maps::expect_extent(layer, what, e, 1);
+  maps::expect_extent(
+      layer, "padding",
+      {std::max<std::int64_t>(c.padding.height, 0), std::max<std::int64_t>(c.padding.width, 0)}, 0);
   if (c.padding.height < 0 || c.padding.width < 0 || 2 * c.padding.height > c.kernel.height ||
       2 * c.padding.width > c.kernel.width)
     refuse(fmt::format("padding is {}; expected 0 to half of kernel {}", maps::shown(c.padding),

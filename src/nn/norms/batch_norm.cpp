@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 
@@ -26,7 +27,8 @@ BatchNorm::BatchNorm(std::int64_t channels, const BatchNormConfig& config) : con
     throw Error(ErrorCode::bad_argument, "batch norm: " + text);
   };
   if (channels < 1) refuse(fmt::format("channels is {}; expected at least 1", channels));
-  if (!(config.eps > 0)) refuse(fmt::format("eps is {}; expected more than 0", config.eps));
+  if (!(config.eps > 0 && std::isfinite(config.eps)))
+    refuse(fmt::format("eps is {}; expected more than 0", config.eps));
   if (!(config.momentum >= 0 && config.momentum <= 1))
     refuse(fmt::format("momentum is {}; expected 0 to 1", config.momentum));
   weight = add("weight", std::make_shared<Parameter>(Shape{channels}, Constant{1.0}));

@@ -85,7 +85,7 @@ StartEnd Supervisor::run() {
   if (!exit_ && ended_as_requested_) exit_ = 128 + requested_;
   const bool lost = out_.error() != 0 || err_.error() != 0;
   end.status = exit_.value_or(in_doubt_ ? kInDoubt : lost ? kOutputLost : 0);
-  if (requested_ == 0 && !guard_gone_) end.deaths = std::move(deaths_);
+  if (requested_ == 0 && !leaves_ && !guard_gone_) end.deaths = std::move(deaths_);
   end.step = step_;
   end.lasted = Clock::now() - began;
   return end;
@@ -262,6 +262,7 @@ void Supervisor::take_signals() {
     if (number == SIGCHLD) continue;  // reaped below; several may have become one
     forward(number);
     if (number == SIGINT || number == SIGTERM) end_requested(number);
+    if (number == SIGHUP || number == SIGQUIT) leaves_ = true;
   }
   reap();
 }

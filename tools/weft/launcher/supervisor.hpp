@@ -157,6 +157,7 @@ class Supervisor {
   int requested_ = 0;  // SIGINT or SIGTERM, once one was passed on
   bool ended_as_requested_ = false;
   bool guard_gone_ = false;
+  bool leaves_ = false;  // SIGHUP or SIGQUIT has come: an elastic job is not started again
   bool abandoned_ = false;
   bool one_ended_well_ = false;
   bool in_doubt_ = false;  // all ended well, as it seems, but some rank says that its results may be wrong

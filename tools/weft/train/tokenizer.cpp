@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <queue>
+#include <set>
 #include <unordered_map>
 #include <utility>
 
@@ -23,6 +24,15 @@ namespace {
 
 [[noreturn]] void bad_tokenizer(const std::string& where, const std::string& what) {
   throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", where, what));
+}
+
+// The number of a token.
+std::uint32_t number_of(const nlohmann::json& id, const std::string& token, const std::string& where) {
+  constexpr std::uint64_t kMost = std::uint64_t{1} << 24;
+  if (!id.is_number_unsigned() || id.get<std::uint64_t>() > kMost)
+    bad_tokenizer(where,
+                  fmt::format("token \"{}\" has the number {}; expected 0 to {}", token, id.dump(), kMost));
+  return id.get<std::uint32_t>();
 }
 
 // A regular expression of the tokenizers library, which follows Oniguruma, in the words of PCRE2.
@@ -96,10 +106,19 @@ class Pattern {
       }
       if (in_class && (c == '[' || (c == '&' && next == '&'))) refuse(expression.substr(i, 2));
       if (!in_class && (c == '^' || c == '$' || (c == '}' && next == '+'))) refuse(expression.substr(i, 1));
+      if (!in_class && c == '{' && next == ',') refuse(expression.substr(i, 2));
+      if (!in_class && c == '(' && next == '?') {  // of the options, (?i:…) alone means the same
+        std::size_t end = i + 2;
+        while (end < expression.size() && std::islower(static_cast<unsigned char>(expression[end])) != 0)
+          ++end;
+        if (end > i + 2 && expression.substr(i + 2, end - i - 2) != "i")
+          refuse(expression.substr(i, end - i));
+      }
       if (c == '[' && !in_class) {
         in_class = true;
         ours += c;
         if (next == '^') ours += expression[++i];
+        if (i + 1 < expression.size() && expression[i + 1] == ']') refuse(expression.substr(i, 2));
         continue;
       }
       if (c == ']') in_class = false;
@@ -129,7 +148,11 @@ struct Split {
       const auto match = pattern.find(text, at);
       if (!match) break;
       const auto [begin, end] = *match;
-      if (end == begin) {  // an empty match cuts nothing
+      if (end == begin) {  // an empty match cuts at its place
+        if (keeps_rest && begin > from) {
+          to.push_back(text.substr(from, begin - from));
+          from = begin;
+        }
         at = end + 1;
         while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) ++at;
         continue;
@@ -215,6 +238,8 @@ struct Tokenizer::Parts {
   std::unordered_map<std::uint64_t, Merge> merges;
   bool whole_words = false;   // a piece that is in the vocabulary is one token, whatever the merges say
   bool space_before = false;  // each piece begins with a space
+  int levels = 0;             // ByteLevels that were read
+  std::set<std::uint32_t> numbers_added;
   std::vector<Split> splits;
   AddedTokens first, second;  // those looked for in the whole text, and those in what lies between
   std::optional<Pattern> word, space;
@@ -277,8 +302,9 @@ void Tokenizer::Parts::read_model(const nlohmann::json& model, const std::string
 
   const std::array<std::string, 256> characters = byte_characters();
   for (const auto& [content, id] : model.at("vocab").items()) {
-    vocabulary.emplace(content, id.get<std::uint32_t>());
-    keep(id.get<std::uint32_t>(), content, characters, where);
+    const std::uint32_t number = number_of(id, content, where);
+    vocabulary.emplace(content, number);
+    keep(number, content, characters, where);
   }
   const auto token_of = [&](const std::string& content, const std::string& of) {
     const auto found = vocabulary.find(content);
@@ -314,6 +340,7 @@ void Tokenizer::Parts::read_pre_tokenizer(const nlohmann::json& p, const std::st
   if (type == "Sequence") {
     for (const auto& each : p.at("pretokenizers")) read_pre_tokenizer(each, where);
   } else if (type == "Split") {
+    if (levels > 0) bad_tokenizer(where, "a Split behind a ByteLevel; expected the ByteLevel last");
     const nlohmann::json& pattern = p.at("pattern");
     const std::string behavior = p.value("behavior", "");
     const bool inverted = p.value("invert", false);
@@ -325,6 +352,7 @@ void Tokenizer::Parts::read_pre_tokenizer(const nlohmann::json& p, const std::st
                           : Pattern::literal(where, pattern.at("String").get<std::string>()),
                       !inverted});
   } else if (type == "ByteLevel") {
+    if (levels++ > 0) bad_tokenizer(where, "it has two ByteLevels; expected one, the last pre-tokenizer");
     if (p.value("add_prefix_space", true)) {
       if (!splits.empty())
         bad_tokenizer(where, "add_prefix_space of a ByteLevel behind a Split; expected false");
@@ -342,15 +370,25 @@ void Tokenizer::Parts::read_pre_tokenizer(const nlohmann::json& p, const std::st
 
 void Tokenizer::Parts::read_added(const nlohmann::json& tokens, const std::string& where) {
   const std::array<std::string, 256> characters = byte_characters();
+  std::set<std::string> added;  // those that the vocabulary lacks
   for (const auto& t : tokens) {
-    AddedToken token{t.at("content").get<std::string>(), t.at("id").get<std::uint32_t>(),
-                     t.value("single_word", false), t.value("lstrip", false), t.value("rstrip", false)};
-    if (token.content.empty()) continue;  // nothing matches it
+    const std::string content = t.at("content").get<std::string>();
+    if (content.empty()) continue;  // nothing matches it
+    AddedToken token{content, number_of(t.at("id"), content, where), t.value("single_word", false),
+                     t.value("lstrip", false), t.value("rstrip", false)};
+    // The library numbers tokens that the vocabulary lacks in their order, whatever the file says.
+    if (vocabulary.find(content) == vocabulary.end() && added.emplace(content).second &&
+        token.id != vocabulary.size() + added.size() - 1)
+      bad_tokenizer(where,
+                    fmt::format("the added token \"{}\" has number {}; expected {}, the next one behind "
+                                "the vocabulary",
+                                content, token.id, vocabulary.size() + added.size() - 1));
     if (const auto there = vocabulary.find(token.content);
         there != vocabulary.end() && there->second != token.id)
       bad_tokenizer(where, fmt::format("the added token \"{}\" has number {}, and {} in the vocabulary",
                                        token.content, token.id, there->second));
     keep(token.id, token.content, characters, where);
+    numbers_added.insert(token.id);
     (t.value("normalized", false) ? second : first).add(std::move(token));
   }
 }
@@ -445,9 +483,32 @@ void Tokenizer::Parts::merge(std::string_view piece, std::vector<std::uint32_t>&
   for (std::int64_t i = 0; i >= 0 && count > 0; i = at(i).after) to.push_back(at(i).token);
 }
 
+namespace {
+
+// Throws if arrays and objects are nested deeply: readers of them call themselves.
+void expect_shallow(std::string_view json, const std::string& where) {
+  constexpr int kDepth = 32;
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < json.size(); ++i) {
+    const char c = json[i];
+    if (in_string && c == '\\')
+      ++i;
+    else if (c == '"')
+      in_string = !in_string;
+    else if (!in_string && (c == '[' || c == '{') && ++depth > kDepth)
+      bad_tokenizer(where, fmt::format("it is nested more than {} deep", kDepth));
+    else if (!in_string && (c == ']' || c == '}'))
+      --depth;
+  }
+}
+
+}  // namespace
+
 Tokenizer::Tokenizer(std::string_view json, const std::string& where) {
   auto parts = std::make_unique<Parts>();
   try {
+    expect_shallow(json, where);
     parts->read(nlohmann::json::parse(json), where);
   } catch (const nlohmann::json::exception& e) {
     bad_tokenizer(where, fmt::format("is no tokenizer.json: {}", e.what()));
@@ -456,6 +517,7 @@ Tokenizer::Tokenizer(std::string_view json, const std::string& where) {
   parts->hash = hash_of(json);
   parts_ = std::move(parts);
 }
+bool Tokenizer::is_added(std::uint32_t token) const noexcept { return parts_->numbers_added.contains(token); }
 Tokenizer::~Tokenizer() = default;
 Tokenizer::Tokenizer(Tokenizer&&) noexcept = default;
 

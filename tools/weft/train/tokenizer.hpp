@@ -37,6 +37,8 @@ class Tokenizer {
   /// the vocabulary has none.
   std::string decode(std::span<const std::int64_t> tokens) const;
   /// One more than the highest token.
+  /// Whether the token is one of added_tokens, which no merge makes or joins.
+  bool is_added(std::uint32_t token) const noexcept;
   std::int64_t size() const noexcept;
   /// By which a run notices another tokenizer.
   std::uint64_t fingerprint() const noexcept;

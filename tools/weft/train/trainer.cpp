@@ -76,6 +76,14 @@ OptimizerOptions optimizer_options(const TrainConfig& config) {
   return AdamW::Options{.weight_decay = decay};
 }
 
+// All that must be equal on the ranks: also what may change when a run is resumed.
+std::string compared(const TrainConfig& config, const std::string& identity) {
+  const std::filesystem::path& file = config.source.held_out_file;
+  if (file.empty()) return identity;
+  return fmt::format("{} held_out_file={:016x}", identity,
+                     TokenFile(file, TokenForm::text, "train: held-out-file").fingerprint());
+}
+
 Trainer::Options trainer_options(const TrainConfig& config, const std::string& identity) {
   Trainer::Options options{.optimizer = optimizer_options(config),
                            .groups = groups_of(config.groups),
@@ -388,7 +396,8 @@ Training::Training(ProcessGroup& group, const TrainConfig& config, bool resumes)
       compute_(group.context(), threads_per_rank(config.threads, group.size())),
       parts_(
           built_of(config, DeviceMesh(group, config.check(group.size())), compute_, build_options(config))),
-      trainer_(initialised(parts_, config, resumes), compute_, trainer_options(config, identity_)),
+      trainer_(initialised(parts_, config, resumes), compute_,
+               trainer_options(config, compared(config, identity_))),
       schedule_(config.rates()),
       order_(data_.population(), config.seed),
       part_(Sampler(parts_.data, data_.population(), config.global_batch, config.seed).part()) {}
@@ -496,13 +505,25 @@ weft::Trainer::Evaluation Training::evaluate(std::int64_t most_batches) {
   weft::Trainer::Evaluation mean;
   // One batch after the other, so that memory holds one.
   for (std::int64_t batch = 0; batch < count; ++batch) {
-    Sequences rows;
-    for (std::int64_t i = 0; i < part_.size; ++i)
-      data_.add_held_out(batch * config_.global_batch + part_.offset + i, rows);
+    Sequences all_rows, rows;
+    try {
+      for (std::int64_t i = 0; i < config_.global_batch; ++i) {
+        data_.add_held_out(batch * config_.global_batch + i, all_rows);
+        if (i >= part_.offset && i < part_.offset + part_.size)
+          data_.add_held_out(batch * config_.global_batch + i, rows);
+      }
+    } catch (...) {
+      trainer_.give_up();  // the others wait in evaluate()
+      throw;
+    }
+    // All ranks see it: the ends of documents alone, for example, which have no label.
+    if (std::ranges::all_of(all_rows.labels, [](std::int64_t l) { return l == CrossEntropy::kIgnore; }))
+      continue;
     const weft::Trainer::Evaluation one = trainer_.evaluate(batches_of(rows));
     mean.loss += one.loss * static_cast<double>(one.tokens);
     mean.tokens += one.tokens;
   }
+  if (mean.tokens == 0) bad_training("no held-out token has a label; expected more held-out text");
   mean.loss /= static_cast<double>(mean.tokens);
   mean.perplexity = std::exp(mean.loss);
   return mean;

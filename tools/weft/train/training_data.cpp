@@ -31,6 +31,12 @@ std::vector<std::int64_t> end_of_document(const DataConfig& config, const Tokeni
   if (config.document_end.empty()) return end;
   if (tokenizer != nullptr) {
     for (const std::uint32_t token : tokenizer->encode(config.document_end)) end.push_back(token);
+    // Merges may join another token with its neighbours, and then documents would not end.
+    if (end.size() == 1 && !tokenizer->is_added(static_cast<std::uint32_t>(end[0])))
+      bad_data(fmt::format(
+          "document-end is \"{}\", an ordinary token of the tokenizer, which merges may join with "
+          "its neighbours; expected an added token, such as <|endoftext|>",
+          config.document_end));
     if (end.size() != 1)
       bad_data(fmt::format("document-end is \"{}\", which are {} tokens; expected one", config.document_end,
                            end.size()));
