@@ -132,13 +132,40 @@ TEST(TokenizerTest, RefusesWhatItDoesNotRead) {
   says(set("/added_tokens/0/id", 5),
        "the added token \"<|endoftext|>\" has number 5, and 0 in the vocabulary");
   says(set("/model/vocab/A", 5000000), "the token \"A\" has number 5000000; expected less than 4194304");
-  says(set("/model/vocab/A", "one"), "is no tokenizer.json: ");
+  says(set("/model/vocab/A", "one"), "token \"A\" has the number \"one\"; expected 0 to 16777216");
+  says(set("/model/vocab/A", 4294967301), "token \"A\" has the number 4294967301; expected 0 to 16777216");
+  // As the tokenizers library reads these, weft does not.
+  pattern("(?m:a)", "the pattern \"(?m:a)\" has \"(?m\", which weft does not read");
+  pattern("a{,2}", "the pattern \"a{,2}\" has \"{,\", which weft does not read");
+  pattern("[]a]", "the pattern \"[]a]\" has \"[]\", which weft does not read");
+  says([](json& j) { j["pre_tokenizer"]["pretokenizers"].push_back(j["pre_tokenizer"]["pretokenizers"][1]); },
+       "it has two ByteLevels; expected one, the last pre-tokenizer");
+  says(
+      [](json& j) {
+        std::swap(j["pre_tokenizer"]["pretokenizers"][0], j["pre_tokenizer"]["pretokenizers"][1]);
+      },
+      "a Split behind a ByteLevel; expected the ByteLevel last");
+  says(
+      [](json& j) {
+        j["added_tokens"].push_back({{"id", 4000}, {"content", "<|far|>"}, {"special", true}});
+      },
+      "the added token \"<|far|>\" has number 4000; expected ");
+  says([](json& j) { j["model"]["merges"] = json::parse(std::string(100, '[') + std::string(100, ']')); },
+       "it is nested more than 32 deep");
   try {
     const Tokenizer tokenizer("{", "t.json");
     ADD_FAILURE();
   } catch (const Error& e) {
     EXPECT_THAT(e.what(), HasSubstr("t.json: is no tokenizer.json: "));
   }
+  // An empty match cuts at its place: digits in threes from the right.
+  json threes = whole;
+  threes["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(?=(\\d{3})+(?!\\d))";
+  const Tokenizer grouped(threes.dump(), "t.json"), plain(whole.dump(), "t.json");
+  std::vector<std::uint32_t> parts;
+  for (const char* part : {"1", "234", "567"})
+    for (const std::uint32_t token : grouped.encode(part)) parts.push_back(token);
+  EXPECT_EQ(grouped.encode("1234567"), parts);
   try {
     Tokenizer::from_file("/nowhere/tokenizer.json", "train: tokenizer");
     ADD_FAILURE();

@@ -201,9 +201,9 @@ TEST_F(TrainConfigTest, WhatIsWrongInATableIsNamedWithItsLine) {
   expect("[checkpoint]\nkeep = -1\n", ":2: --keep is -1; expected 0 to 1000000");
   expect("[eval]\nevery = 1.5\n", ":2: [eval] every is 1.5; expected an integer");
   expect("[evaluate]\nevery = 1\n", ":1: weft train has no option \"evaluate\"");
-  // parity has no parallelism, evaluation and checkpoints.
+  // parity has no parallelism, evaluation and checkpoints, but --resume.
   EXPECT_EQ(run({"parity", "--config", write("run.toml", "[checkpoint]\nkeep = 1\n")}), 2);
-  EXPECT_THAT(err(), HasSubstr(":1: weft parity has no option \"checkpoint\""));
+  EXPECT_THAT(err(), HasSubstr(":2: [checkpoint] has no \"keep\""));
 }
 
 TEST_F(TrainConfigTest, WhatIsInThePlaceOfTheConfigurationIsNamed) {

@@ -461,6 +461,8 @@ TEST_F(TrainDataTest, RefusesTokenizersThatDoNotFit) {
   expect({"--tokenizer", file("text")}, "train: tokenizer \"" + file("text") + "\": is no tokenizer.json: ");
   expect({"--tokenizer", gpt2, "--vocab-size", "300"},
          "train: vocab is 300; expected 400 or more: the tokens of \"" + gpt2 + "\"");
+  expect({"--tokenizer", gpt2, "--document-end", "a"},
+         "train: document-end is \"a\", an ordinary token of the tokenizer, which merges may join");
   expect({"--tokenizer", gpt2, "--document-end", "two words"},
          "train: document-end is \"two words\", which are ");
   expect({"--text", write("bad", std::string(500, 'a') + "\xff"), "--tokenizer", gpt2},

@@ -141,8 +141,8 @@ TEST_F(TrainTest, APipelineHasTheLossesOfOneStage) {
       << err();
   EXPECT_EQ(losses("fine"), losses("plain"));
   ASSERT_EQ(
-      run(with({"--ranks", "4", "--pp", "2", "--data", "fsdp", "--save", file("parts"), "--save-every", "3"},
-               "parts")),
+      run(small({"--ranks", "4", "--pp", "2", "--data", "fsdp", "--save", file("parts.run"), "--save-every",
+                 "3", "--micro-batches", "2", "--clip", "0", "--metrics", file("parts")})),
       0)
       << err();
   for (std::size_t i = 0; i < losses("one").size(); ++i)
@@ -849,8 +849,6 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--float8", "delayed"}, "delayed scaling takes scales from earlier steps");
   expect({"--float8-scales", "whole"}, "float8-scales is whole; expected a recipe in --float8");
   expect({"--float8", "rowwise", "--float8-scales", "half"}, "--float8-scales is half; expected own, whole");
-  expect({"--ranks", "2", "--pp", "2", "--float8", "rowwise"},
-         "pp is 2 with --float8; a pipeline does not support that");
   expect({"--exact", "--float8", "tensorwise"},
          "is a float8 layer of the recipe tensorwise; expected rowwise or rowwise_gw_hp");
   expect({"--float8", "rowwise", "--dim", "24", "--ffn", "24"},
@@ -940,7 +938,12 @@ TEST_F(TrainTest, ExactParity) {
   for (const char* module : {"model", "layers.0.attention", "layers.0.attention.q_proj", "norm"})
     EXPECT_EQ(lines_of(fmt::format("activation {}", module)), 1) << module << "\n" << one;
   EXPECT_EQ(hashes({"--ranks", "2", "--tp", "2"}), one);
-  EXPECT_EQ(hashes({"--ranks", "2", "--pp", "2", "--pipeline", "gpipe"}), one);
+  std::string of_stages;  // without activations and the optimizer's state
+  std::istringstream in(one);
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("step 1 gradient ") || line.starts_with("step 1 parameter "))
+      of_stages += line + "\n";
+  EXPECT_EQ(hashes({"--ranks", "2", "--pp", "2", "--pipeline", "gpipe"}), of_stages);
   EXPECT_NE(hashes({"--seed", "2"}), one);
 }
 
@@ -1002,7 +1005,7 @@ TEST_F(TrainTest, ExactParityOverTransportsAndOfResumedRuns) {
   ASSERT_EQ(with({"--meshes", "1x1,2x1,fsdp:2x1,1x1>2x2", "--resume"}), 0) << out() << err();
   EXPECT_THAT(out(), HasSubstr("EXACT: 1x1, 2x1, fsdp:2x1, 1x1>2x2, 2x1>2x2 have the same bits"));
   EXPECT_THAT(out(), HasSubstr("12 gradients, 12 parameters and 36 tensors"));
-  EXPECT_EQ(with({"--meshes", "1x1,2x1>1x2", "--compare", "1"}), 1);
+  EXPECT_EQ(with({"--meshes", "1x1,2x1>1x2", "--compare", "1"}), 2);
   EXPECT_EQ(err(), "weft: parity: compare is 1; expected 2 or more for 2x1>1x2, which stops in the middle\n");
   EXPECT_EQ(with({"--meshes", "1x1,2x1", "--backends", "shm,nothing"}), 1);
   EXPECT_THAT(err(), HasSubstr("parity: training on dp x tp = 2x1 nothing ended with "));
@@ -1038,8 +1041,10 @@ TEST_F(TrainTest, ExactParityOfSkippedStepsAndOfAFreezeSchedule) {
   std::erase(words, "lines");
   std::erase(words, "--progress");
   ASSERT_EQ(run(words), 0) << out() << err();
-  EXPECT_THAT(out(), HasSubstr("EXACT: 1x1, 2x1 have the same bits of losses, norms, 12 gradients and 21\n"
-                               "parameters in each of 3 steps"));
+  EXPECT_THAT(out(),
+              HasSubstr("EXACT: 1x1, 2x1 have the same bits of 31 activations, losses, norms, 12\n"
+                        "gradients, 21 parameters and 36 tensors of the optimizer's state in each of 3\n"
+                        "steps"));
 }
 
 TEST_F(TrainTest, ValuesOfATensorThatIsNoneAreAnError) {

@@ -133,8 +133,7 @@ std::uint64_t ShardBlock::version() const {
 void ShardBlock::start_gather(ProcessGroup* neighbours, Use use) {
   if (!cuts() || gathered_ || gathering_) return;
   use_ = use;
-  if (part_ && version_ != version() && !WEFT_MUTANT("stale_shards"))
-    part_ = {};  // the optimizer has been there
+  if (part_ && version_ != version()) part_ = {};  // the optimizer has been there
   version_ = version();
   if (part_ && neighbours != nullptr) {
     whole_ = from_neighbours(*neighbours);
@@ -176,7 +175,7 @@ Tensor ShardBlock::from_neighbours(ProcessGroup& neighbours) {
 
 void ShardBlock::gather(ProcessGroup* neighbours, Use use) {
   if (!cuts()) return;
-  const bool current = (version_ == version() || WEFT_MUTANT("stale_shards")) && (!two_sets_ || use_ == use);
+  const bool current = version_ == version() && (!two_sets_ || use_ == use);
   if (gathered_ && current) return;
   if (gathering_ && !current) {  // begun before the optimizer's step, or for the other pass
     gathering_->finish();
