@@ -380,6 +380,7 @@ void ModelBuilder::activation_checkpointing() {
 
 void ModelBuilder::data_parallel() {
   begin(Step::data);
+  if (built_.chunked == nullptr) chunk_loss();  // activation checkpointing was left out
   if (options_.exact == Exact::yes) {
     expect_exact(*built_.model, options_, built_);
     expect_exact_kernels(*compute_);

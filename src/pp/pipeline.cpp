@@ -608,7 +608,12 @@ Pipeline::Result Pipeline::run(std::span<const PipelineMicroBatch> micro_batches
   i.dloss.assign(dloss.begin(), dloss.end());
   i.spans.clear();
   i.agree();
-  i.begin_tied_weights();
+  try {
+    i.begin_tied_weights();
+  } catch (const std::exception& e) {
+    if (!i.group.failed()) i.group.abort(fmt::format("pipeline: tied weights: {}", e.what()));
+    throw;
+  }
   i.losses.assign(micro_batches.size(), {});
   i.outputs.assign(micro_batches.size(), {});
   i.perform_all();

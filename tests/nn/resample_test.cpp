@@ -114,8 +114,7 @@ TEST(AdaptiveAvgPool2d, MeansOfParts) {
             "bad_argument: adaptive avg pool: out" + most);
   EXPECT_EQ(error_text([&] { Resize2d({.scale = Extent2d(kLarge)}); }),
             "bad_argument: resize2d: scale" + most);
-  EXPECT_EQ(error_text([&] { Resize2d({.out = Extent2d(kLarge)}); }),
-            "bad_argument: resize2d: out" + most);
+  EXPECT_EQ(error_text([&] { Resize2d({.out = Extent2d(kLarge)}); }), "bad_argument: resize2d: out" + most);
   EXPECT_EQ(error_text([&] { AvgPool2d({.kernel = Extent2d(kLarge)}); }),
             "bad_argument: avg pool: kernel" + most);
   EXPECT_EQ(error_text([&] { Pad2d({.top = kLarge}); }), "bad_argument: pad2d: top" + most);
