@@ -22,9 +22,9 @@ from typing import Any, Optional
 
 from . import _api, _train_api, arrays, errors
 from ._arguments import choice
+from ._compute import Compute
 from ._handle import Handle, Made, blocking
 from ._train_library import lib, make
-from .context import Context
 from .group import Group
 
 __all__ = ["Mixture", "TokenRoutes", "route", "route_backward"]
@@ -109,18 +109,9 @@ def route_backward(logits: Any, chosen: Any, weights: Any, dweights: Any, *, sco
     return dlogits
 
 
-class Mixture(Handle):
+class Mixture(Compute):
     """Computes experts, with so many threads. One thread at a time uses it."""
     __slots__ = ()
-    _destroy = lib.compute_destroy
-
-    def __init__(self, context: Context, *, threads: int = 1) -> None:
-        errors.instance(context, Context, "context")
-        options = make(_train_api.weft_compute_options)
-        options.threads = errors.integer(threads, "threads")
-        made = Made(lib.compute_destroy)
-        errors.call(lib.compute_create, context._open(), _byref(options), _byref(made))
-        super().__init__(made)
 
     def routes(self, chosen: Any, weights: Any, first_experts: Any, group: Optional[Group] = None) -> TokenRoutes:
         """TokenRoutes from the choices of this rank's tokens: of route(), where ~e is a choice of expert e

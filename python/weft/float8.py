@@ -21,9 +21,8 @@ from typing import Any
 
 from . import _api, _train_api, arrays, errors
 from ._arguments import choice
-from ._handle import Handle, Made
-from ._train_library import lib, make
-from .context import Context
+from ._compute import Compute
+from ._train_library import lib
 
 __all__ = ["Casts", "scales"]
 
@@ -58,19 +57,10 @@ def scales(amax: Any, *, format: str = "e4m3", power_of_two: bool = False) -> An
     return found
 
 
-class Casts(Handle):
+class Casts(Compute):
     """The casts, with so many threads. One thread at a time uses it. Arrays are of float32 or bfloat16, on
     the host, of NumPy, PyTorch or what else weft takes; results are new arrays of NumPy."""
     __slots__ = ()
-    _destroy = lib.compute_destroy
-
-    def __init__(self, context: Context, *, threads: int = 1) -> None:
-        errors.instance(context, Context, "context")
-        options = make(_train_api.weft_compute_options)
-        options.threads = errors.integer(threads, "threads")
-        made = Made(lib.compute_destroy)
-        errors.call(lib.compute_create, context._open(), _byref(options), _byref(made))
-        super().__init__(made)
 
     def amax(self, x: Any, *, by: str = "tensor") -> Any:
         """The largest magnitude of each group, as float32. A NaN in a group gives a NaN, an empty group 0.

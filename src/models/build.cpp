@@ -372,7 +372,6 @@ void ModelBuilder::chunk_loss() {
 
 void ModelBuilder::activation_checkpointing() {
   begin(Step::activation_checkpointing);
-  chunk_loss();
   AcPolicy ac = options_.ac;
   if (ac.mode == AcMode::full && ac.modules.empty()) ac.modules = recipe_.blocks;
   apply_ac(*built_.model, ac);
@@ -380,7 +379,7 @@ void ModelBuilder::activation_checkpointing() {
 
 void ModelBuilder::data_parallel() {
   begin(Step::data);
-  if (built_.chunked == nullptr) chunk_loss();  // activation checkpointing was left out
+  chunk_loss();  // here, because a program must take this step
   if (options_.exact == Exact::yes) {
     expect_exact(*built_.model, options_, built_);
     expect_exact_kernels(*compute_);
