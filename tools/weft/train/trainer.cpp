@@ -505,13 +505,10 @@ weft::Trainer::Evaluation Training::evaluate(std::int64_t most_batches) {
   weft::Trainer::Evaluation mean;
   // One batch after the other, so that memory holds one.
   for (std::int64_t batch = 0; batch < count; ++batch) {
-    Sequences all_rows, rows;
+    Sequences all_rows;
     try {
-      for (std::int64_t i = 0; i < config_.global_batch; ++i) {
+      for (std::int64_t i = 0; i < config_.global_batch; ++i)
         data_.add_held_out(batch * config_.global_batch + i, all_rows);
-        if (i >= part_.offset && i < part_.offset + part_.size)
-          data_.add_held_out(batch * config_.global_batch + i, rows);
-      }
     } catch (...) {
       trainer_.give_up();  // the others wait in evaluate()
       throw;
@@ -519,6 +516,11 @@ weft::Trainer::Evaluation Training::evaluate(std::int64_t most_batches) {
     // All ranks see it: the ends of documents alone, for example, which have no label.
     if (std::ranges::all_of(all_rows.labels, [](std::int64_t l) { return l == CrossEntropy::kIgnore; }))
       continue;
+    const auto own = [&](const std::vector<std::int64_t>& of) {
+      const auto first = of.begin() + part_.offset * config_.sequence;
+      return std::vector<std::int64_t>(first, first + part_.size * config_.sequence);
+    };
+    const Sequences rows{own(all_rows.tokens), own(all_rows.labels)};
     const weft::Trainer::Evaluation one = trainer_.evaluate(batches_of(rows));
     mean.loss += one.loss * static_cast<double>(one.tokens);
     mean.tokens += one.tokens;
