@@ -507,5 +507,18 @@ TEST_F(TrainDataTest, RefusesEvaluationsOfNothing) {
       << err();
 }
 
+// The ends of documents have no label: a held-out batch of nothing else is left out.
+TEST_F(TrainDataTest, HeldOutBatchesWithoutLabelsAreLeftOut) {
+  const auto held_out = [&](const std::string& text) {
+    std::ofstream(file("held")) << text;
+    return run(small({"--held-out-file", file("held"), "--document-end", "\n", "--eval-every", "5", "--steps",
+                      "5", "--warmup", "0"}));
+  };
+  ASSERT_EQ(held_out(std::string(700, 'a') + std::string(2000, '\n')), 0) << err();
+  EXPECT_THAT(out(), HasSubstr("held-out loss"));
+  EXPECT_NE(held_out(std::string(2000, '\n')), 0);
+  EXPECT_THAT(err(), HasSubstr("no held-out token has a label; expected more held-out text"));
+}
+
 }  // namespace
 }  // namespace weft::test::train_data_test
