@@ -1,8 +1,8 @@
 // A message is an envelope and its elements. Both go through the stream to the receiver, which matches them
 // (PeerMessages). A send is done when the stream has taken the whole message. In addition to messages,
 // streams carry the roll-call's questions and answers, and the notice that a rank leaves. Ranks learn of a
-// failure from the store (FirstCause). Only post(), poll(), ask() and answer() use the streams, so that
-// nothing accesses a caller's memory outside these functions.
+// failure from the store (FirstCause). Only post(), poll(), healthy(), ask(), answer() and probe() use the
+// streams, so that nothing accesses a caller's memory outside these functions.
 #include "weft/backends/stream_backend.hpp"
 
 #include <fmt/format.h>
@@ -109,7 +109,9 @@ class StreamBackend final : public Backend, private MessageMedium {
     if (const std::vector<int> left = messages_.lost(); !failed_ && !left.empty())
       lose(left, "left the group without it");
     each_other([&](int r) {
-      if (!failed_ && !messages_.has_left(r) && ranks_.is_here(r) && !ranks_.alive(r)) lose({&r, 1}, "died");
+      if (failed_ || messages_.has_left(r) || !ranks_.is_here(r) || ranks_.alive(r)) return;
+      read_last_of(r);
+      if (!failed_ && !messages_.has_left(r)) lose({&r, 1}, "died");
     });
     return !failed_;
   }
@@ -308,6 +310,14 @@ class StreamBackend final : public Backend, private MessageMedium {
       });
     });
     return moved;
+  }
+
+  // The process of rank r has ended. Its last messages, and the notice that it left, may still be unread.
+  void read_last_of(int r) noexcept {
+    const During inside(inside_);
+    guarded([&] {
+      while (pull(r)) {}
+    });
   }
 
   bool flush(int r) {

@@ -6,11 +6,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "support/run_ranks.hpp"
@@ -96,6 +101,65 @@ TEST(StreamBackend, EverythingIsDoneOverStreamsThatTakeAFewBytes) {
     r.meet("end");
   });
   EXPECT_EQ(queues.opened, 3);
+}
+
+// A rank that sends its last message, leaves, and ends its process has not died, even if the other rank looks
+// at the process before it has read the message.
+TEST(StreamBackend, ARankThatHasLeftAndEndedHasNotDied) {
+  std::array<int, 2> pipe{};
+  ASSERT_EQ(::pipe2(pipe.data(), O_NONBLOCK | O_CLOEXEC), 0);
+  // Rank 0 only writes, rank 1 only reads.
+  struct OneWay final : ByteStreams {
+    explicit OneWay(std::array<int, 2> ends) : ends_(ends) {}
+    std::size_t write(int, const std::byte* bytes, std::size_t most) override {
+      return static_cast<std::size_t>(std::max<ssize_t>(0, ::write(ends_[1], bytes, most)));
+    }
+    std::size_t read(int, std::byte* bytes, std::size_t most) override {
+      return static_cast<std::size_t>(std::max<ssize_t>(0, ::read(ends_[0], bytes, most)));
+    }
+    const std::array<int, 2> ends_;
+  };
+  RankProcesses ranks(2, [&](Rank& r) {
+    const GroupInit init{.context = r.context,
+                         .store = r.store,
+                         .token = "one way",
+                         .name = "one way",
+                         .rank = r.rank,
+                         .size = r.size,
+                         .process_rank = r.rank,
+                         .deadline = Deadline::after(std::chrono::seconds(20))};
+    const std::unique_ptr<Backend> backend = make_stream_backend(
+        init, {.name = "pipe", .open = [&](std::span<const std::string>) -> std::unique_ptr<ByteStreams> {
+                 return std::make_unique<OneWay>(pipe);
+               }});
+    std::array<std::int32_t, 3> x{1, 2, 3}, got{};
+    if (r.rank == 0) {
+      OpState send{.op = Op::send,
+                   .dtype = DType::i32,
+                   .in = reinterpret_cast<const std::byte*>(x.data()),
+                   .in_count = 3,
+                   .peer = 1,
+                   .scratch = {}};
+      backend->post(send);
+      EXPECT_EQ(backend->poll(send), Step::done);
+      return;  // leaves, and the process ends
+    }
+    OpState recv{.op = Op::recv,
+                 .dtype = DType::i32,
+                 .out = reinterpret_cast<std::byte*>(got.data()),
+                 .out_count = 3,
+                 .peer = 0,
+                 .scratch = {}};
+    backend->post(recv);
+    const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+    while (backend->gone().empty() && !deadline.passed()) std::this_thread::yield();
+    EXPECT_EQ(backend->gone(), std::vector<int>{0});
+    EXPECT_TRUE(backend->healthy()) << backend->failure().text;
+    EXPECT_EQ(backend->poll(recv), Step::done);
+    EXPECT_EQ(got, x);
+  });
+  ranks.finish();
+  for (const int end : pipe) ::close(end);
 }
 
 TEST(StreamBackend, AGroupOfOneRankOpensItsEndToo) {
