@@ -197,7 +197,7 @@ TEST_F(TrainConfigTest, WhatIsWrongInATableIsNamedWithItsLine) {
     EXPECT_THAT(err(), HasSubstr(file("run.toml") + why)) << text;
   };
   expect("[parallelism]\ntensors = 2\n", ":2: [parallelism] has no \"tensors\"; is tensor meant?");
-  expect("[parallelism]\ndomain = 2\n", ":2: [parallelism] has no \"domain\"");
+  expect("[parallelism]\nspace = 2\n", ":2: [parallelism] has no \"space\"");
   expect("[checkpoint]\nkeep = -1\n", ":2: --keep is -1; expected 0 to 1000000");
   expect("[eval]\nevery = 1.5\n", ":2: [eval] every is 1.5; expected an integer");
   expect("[evaluate]\nevery = 1\n", ":1: weft train has no option \"evaluate\"");

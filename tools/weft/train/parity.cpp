@@ -25,18 +25,18 @@
 #include "number_flag.hpp"
 #include "parity_verdict.hpp"
 #include "train_flags.hpp"
-#include "weft/models/transformer_text.hpp"
 
 namespace weft::tools {
 namespace {
 
 // Meshes to compare unless the flags name others.
 const std::vector<std::string> kMeshes{"1x1", "2x1", "1x2", "2x2", "1x4"},
-    kExactMeshes{"1x1", "2x1", "1x2", "2x2", "sp:1x2", "fsdp:2x1"};
+    kExactMeshes{"1x1", "2x1", "1x2", "2x2", "sp:1x2", "fsdp:2x1"},
+    kMapMeshes{"1x1", "2x1", "1x2", "d2", "d4", "2x1xd2"};
 
 struct Flags {
   TrainConfig config;
-  std::vector<std::string> meshes;  // empty: kMeshes, or kExactMeshes
+  std::vector<std::string> meshes;  // empty: kMeshes, kExactMeshes or kMapMeshes
   std::vector<std::string> backends{"auto"};
   bool resume = false;
   std::int64_t compared = 0;  // 0: 50, or all if there are fewer
@@ -48,9 +48,9 @@ struct Flags {
 struct Mesh {
   std::string text;
   std::string data = "ddp";
-  int dp = 1, tp = 1;
+  int dp = 1, tp = 1, domain = 1;
   bool sequence_parallel = false;
-  int ranks() const noexcept { return dp * tp; }
+  int ranks() const noexcept { return dp * tp * domain; }
 };
 
 // A training of one column: on `mesh` over a transport, or first on `before` and then resumed on `mesh`.
@@ -60,22 +60,34 @@ struct Run {
   std::string backend, name;
 };
 
-// "2x1", "fsdp:2x1", "sp:1x2", "sp:fsdp:2x2"
+// "2x1", "fsdp:2x1", "sp:1x2", "sp:fsdp:2x2"; of maps "2x1xd2", or "d2": one rank of data and of tensors
 Mesh parse(const std::string& text) {
-  const bool sequence_parallel = text.starts_with("sp:");
-  const std::string rest = text.substr(sequence_parallel ? 3 : 0);
+  Mesh mesh{.text = text, .sequence_parallel = text.starts_with("sp:")};
+  const std::string rest = text.substr(mesh.sequence_parallel ? 3 : 0);
   const std::size_t colon = rest.find(':');
-  const std::string data = colon == std::string::npos ? "ddp" : rest.substr(0, colon),
-                    sizes = colon == std::string::npos ? rest : rest.substr(colon + 1);
-  const std::size_t x = std::min(sizes.find('x'), sizes.size());
-  const auto dp = parse_integer<int>(sizes.substr(0, x));
-  const auto tp = parse_integer<int>(sizes.substr(std::min(x + 1, sizes.size())));
-  const bool known = data == "ddp" || data == "fsdp" || data == "hsdp";
-  if (!known || !dp || !tp || *dp < 1 || *tp < 1)
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\"", text));
-  return {text, data, *dp, *tp, sequence_parallel};
+  if (colon != std::string::npos) mesh.data = rest.substr(0, colon);
+  std::string sizes = colon == std::string::npos ? rest : rest.substr(colon + 1);
+  std::optional<int> domain = 1, dp = 1, tp = 1;
+  if (const std::size_t d = sizes.find('d');
+      d != std::string::npos && (d == 0 || (d > 1 && sizes[d - 1] == 'x'))) {
+    domain = parse_integer<int>(sizes.substr(d + 1));
+    sizes.resize(d == 0 ? 0 : d - 1);
+  }
+  if (domain == 1 || !sizes.empty()) {
+    const std::size_t x = std::min(sizes.find('x'), sizes.size());
+    dp = parse_integer<int>(sizes.substr(0, x));
+    tp = parse_integer<int>(sizes.substr(std::min(x + 1, sizes.size())));
+  }
+  const bool known = mesh.data == "ddp" || mesh.data == "fsdp" || mesh.data == "hsdp";
+  if (!known || !dp || !tp || !domain || *dp < 1 || *tp < 1 || *domain < 1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\", "
+                            "or of maps \"2x1xd2\", with a domain axis",
+                            text));
+  mesh.dp = *dp;
+  mesh.tp = *tp;
+  mesh.domain = *domain;
+  return mesh;
 }
 
 // "2x1", or "2x1>1x2": stopped in the middle on the first mesh and resumed on the second.
@@ -109,6 +121,7 @@ TrainConfig config_on(const Mesh& mesh, const TrainConfig& of_all) {
   c.data = mesh.data;
   c.dp = mesh.dp;
   c.tp = mesh.tp;
+  c.domain = mesh.domain;
   c.sequence_parallel = c.sequence_parallel || mesh.sequence_parallel;
   return c;
 }
@@ -116,7 +129,7 @@ TrainConfig config_on(const Mesh& mesh, const TrainConfig& of_all) {
 // Throws what is wrong with it.
 void check(const Mesh& mesh, const TrainConfig& of_all) {
   try {
-    config_on(mesh, of_all).check(mesh.dp * mesh.tp);
+    config_on(mesh, of_all).check(mesh.ranks());
   } catch (const Error& e) {
     constexpr std::string_view kTrain = "train: ";
     std::string_view text = e.what();
@@ -177,7 +190,7 @@ class Runner {
  public:
   Runner(const Flags& flags, const Scratch& scratch)
       : flags_(flags), scratch_(scratch), model_(scratch.path() / "model.toml") {
-    write_new_file(model_, transformer_text(flags.config.model));
+    write_new_file(model_, kind_of(flags.config).table(flags.config));
   }
 
   // The first `steps` steps. `values_of`: the tensor whose elements in the last step are wanted.
@@ -214,9 +227,10 @@ class Runner {
                                      "--config", model_.string()};
     const std::vector<std::string> words = to_words(config);
     command.insert(command.end(), words.begin(), words.end());
-    command.insert(command.end(), {"--data", mesh.data, "--dp", std::to_string(mesh.dp), "--tp",
-                                   std::to_string(mesh.tp), "--until", std::to_string(until), "--metrics",
-                                   (files_ / "metrics").string(), "--progress", "none"});
+    command.insert(command.end(),
+                   {"--data", mesh.data, "--dp", std::to_string(mesh.dp), "--tp", std::to_string(mesh.tp),
+                    "--domain", std::to_string(mesh.domain), "--until", std::to_string(until), "--metrics",
+                    (files_ / "metrics").string(), "--progress", "none"});
     if (mesh.ranks() > 1) command.insert(command.end(), {"--backend", run.backend});
     command.insert(command.end(), more.begin(), more.end());
     if (flags_.config.exact)
@@ -249,7 +263,7 @@ class Runner {
 // A row of losses for every `every` steps and the last one, and a row of the largest differences. `control`:
 // null if there was no control run. Many meshes are several tables of kColumns.
 void print_table(std::vector<std::string> names, const std::vector<Losses>& losses, const Losses* control,
-                 std::int64_t every) {
+                 std::int64_t every, const std::string& loss) {
   std::vector<const Losses*> columns;
   for (const Losses& l : losses) columns.push_back(&l);
   if (control != nullptr) {
@@ -263,7 +277,7 @@ void print_table(std::vector<std::string> names, const std::vector<Losses>& loss
   for (const std::string& name : names) width = std::max(width, name.size());
   constexpr std::size_t kStep = 5, kGap = 2, kOfWorst = 7;
   const std::size_t in_a_table = (kColumns - kStep - kGap - kOfWorst) / (width + kGap);
-  fmt::print("\nLoss in nats per byte, same seed, same global batch; dp x tp:\n");
+  fmt::print("\nLoss in {}, same seed, same global batch; dp x tp:\n", loss);
   for (std::size_t first = 0; first < columns.size(); first += in_a_table) {
     const std::size_t end = std::min(first + in_a_table, columns.size());
     const bool last = end == columns.size();  // it tells the worst of all meshes
@@ -351,7 +365,8 @@ int loss_parity(const Flags& flags, const std::vector<Run>& runs, Runner& train,
     control = train(runs[0], flags.compared, kControlRate).losses;
     verdict = verdict_of(losses, &*control, flags.tolerance);
   }
-  print_table(names, losses, control ? &*control : nullptr, flags.every);
+  print_table(names, losses, control ? &*control : nullptr, flags.every,
+              kind_of(flags.config).words(flags.config).loss);
   fmt::print("\n{}\n",
              folded(sentence(verdict, names, losses[0], control ? &*control : nullptr, flags.tolerance)));
   if (to != nullptr) {
@@ -365,7 +380,8 @@ int loss_parity(const Flags& flags, const std::vector<Run>& runs, Runner& train,
 
 int parity(Flags flags) {
   const bool exact = flags.config.exact;
-  if (flags.meshes.empty()) flags.meshes = exact ? kExactMeshes : kMeshes;
+  if (flags.meshes.empty())
+    flags.meshes = flags.config.is_of_maps() ? kMapMeshes : exact ? kExactMeshes : kMeshes;
   const std::vector<Run> runs = runs_of(flags);
   if (runs.size() < 2)
     throw Error(ErrorCode::bad_argument,
@@ -406,8 +422,9 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
       sub->add_option(
              "--meshes", flags->meshes,
              "dp x tp, the first is the reference; fsdp:2x1 divides the parameters, hsdp:4x1 in two copies; "
-             "sp:1x2 cuts sequences. Without: 1x1,2x1,1x2,2x2,1x4; with --exact: "
-             "1x1,2x1,1x2,2x2,sp:1x2,fsdp:2x1")
+             "sp:1x2 cuts sequences; d2 and 2x1xd2 cut the maps of --model weather. Without: "
+             "1x1,2x1,1x2,2x2,1x4; with --exact: 1x1,2x1,1x2,2x2,sp:1x2,fsdp:2x1; of maps "
+             "1x1,2x1,1x2,d2,d4,2x1xd2")
           ->delimiter(','),
       &flags->meshes);
   file->take(sub->add_option("--backends", flags->backends,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <utility>
 
 #include "terminal.hpp"
 #include "weft/base/env.hpp"
@@ -74,12 +75,13 @@ std::string brief_number(double value) {
 
 int output_columns() { return terminal_columns(STDOUT_FILENO).value_or(kUsualColumns); }
 
-ProgressBar::ProgressBar(const std::string& style, std::int64_t first, std::int64_t until)
+ProgressBar::ProgressBar(const std::string& style, std::int64_t first, std::int64_t until, KindWords words)
     : style_(style == "none"                     ? Style::none
              : style != "lines" && on_terminal() ? Style::bar
                                                  : Style::lines),
       first_(first),
       until_(until),
+      words_(std::move(words)),
       began_(Clock::now()) {}
 
 void ProgressBar::show(const Values& v) {
@@ -102,8 +104,8 @@ void ProgressBar::show(const Values& v) {
   if (held_out_) add(6, fmt::format(" held-out {:.4f}", *held_out_), fmt::format(" held {:.3f}", *held_out_));
   add(4, fmt::format(" lr {:.2g}", v.lr), "");
   add(3, fmt::format(" norm {:.3g}", v.grad_norm), "");
-  add(5, fmt::format("  {:.0f} tokens/s", v.tokens_per_s),
-      fmt::format(" {} tok/s", brief_number(v.tokens_per_s)));
+  add(5, fmt::format("  {:.0f} {}/s", v.units_per_s, words_.rate),
+      fmt::format(" {} {}/s", brief_number(v.units_per_s), words_.rate_brief));
   if (v.peak_share > 0)
     add(2, fmt::format(" {:.1f}% of peak", 100 * v.peak_share), fmt::format(" {:.0f}%", 100 * v.peak_share));
   add(1, fmt::format(" {:.0f} MiB", v.memory_mib),

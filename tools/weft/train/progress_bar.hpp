@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "model_kind.hpp"
 #include "weft/base/clock.hpp"
 
 namespace weft::tools {
@@ -15,13 +16,13 @@ namespace weft::tools {
 /// run over [first, until).
 class ProgressBar {
  public:
-  ProgressBar(const std::string& style, std::int64_t first, std::int64_t until);
+  ProgressBar(const std::string& style, std::int64_t first, std::int64_t until, KindWords words);
   /// The loss of an evaluation, which is shown from now on.
   void evaluated(double loss) { held_out_ = loss; }
   struct Values {
     std::int64_t step;
-    double loss, lr, grad_norm, tokens_per_s, memory_mib;
-    double peak_share;  ///< 0: not known
+    double loss, lr, grad_norm, units_per_s, memory_mib;  ///< units: KindWords::rate
+    double peak_share;                                    ///< 0: not known
   };
   void show(const Values& values);
   void finish();
@@ -30,6 +31,7 @@ class ProgressBar {
   enum class Style { bar, lines, none };
   Style style_;
   std::int64_t first_, until_;
+  KindWords words_;
   std::optional<double> held_out_;
   Clock::time_point began_, shown_{};
 };

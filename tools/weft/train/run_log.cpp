@@ -5,6 +5,7 @@
 #include <array>
 #include <filesystem>
 #include <functional>
+#include <utility>
 
 #include "base/files/regular_file.hpp"
 #include "base/parse_number.hpp"
@@ -14,9 +15,11 @@
 namespace weft::tools {
 namespace {
 
-constexpr const char* kHeader =
-    "step,epoch,loss,grad_norm,lr,tokens_per_s,seconds,memory_mib,peak_share,eval_loss,eval_perplexity,"
-    "eval_tokens\n";
+std::string header_of(const KindWords& words) {
+  return fmt::format(
+      "step,epoch,loss,grad_norm,lr,{}_per_s,seconds,memory_mib,peak_share,eval_loss,{}eval_{}\n", words.rate,
+      words.perplexity ? "eval_perplexity," : "", words.counted);
+}
 
 // The lines of a file whose step is below `first`, and its head. A run that was killed had written lines of
 // steps after its last checkpoint, perhaps with an incomplete last line: a resumed run repeats these steps.
@@ -52,8 +55,8 @@ void RunLog::Files::check() const {
                 fmt::format("train: curves is \"{}\"; expected a name that ends in .svg or .png", curves));
 }
 
-RunLog::RunLog(const Files& files, std::int64_t first, bool resumed, const std::string& unit)
-    : files_(files), unit_(unit), training_{"training", {}}, held_out_{"held out", {}} {
+RunLog::RunLog(const Files& files, std::int64_t first, bool resumed, KindWords words)
+    : files_(files), words_(std::move(words)), training_{"training", {}}, held_out_{"held out", {}} {
   const auto begin = [](std::optional<NewFile>& file, const std::string& name, const char* subject,
                         const std::string& kept) {
     file.emplace(name, subject);
@@ -66,8 +69,8 @@ RunLog::RunLog(const Files& files, std::int64_t first, bool resumed, const std::
     begin(metrics_, files.metrics, "train: --metrics: ", kept);
   }
   if (!files.csv.empty())
-    begin(csv_, files.csv,
-          "train: --csv: ", kHeader + (resumed ? lines_before(files.csv, first, "csv", step_of_csv) : ""));
+    begin(csv_, files.csv, "train: --csv: ",
+          header_of(words_) + (resumed ? lines_before(files.csv, first, "csv", step_of_csv) : ""));
   if (!files.tensorboard.empty()) events_.emplace(files.tensorboard, first, "train: --tensorboard: ");
   draw();  // so that a name that cannot be written ends the run at its start
 }
@@ -106,28 +109,30 @@ void RunLog::write_waiting() {
   if (metrics_) {
     nlohmann::json line{{"step", v.step},       {"epoch", v.epoch},
                         {"loss", v.loss},       {"grad_norm", v.grad_norm},
-                        {"lr", v.lr},           {"tokens_per_s", v.tokens_per_s},
+                        {"lr", v.lr},           {words_.rate + "_per_s", v.units_per_s},
                         {"seconds", v.seconds}, {"memory_mib", v.memory_mib}};
     if (v.peak_share > 0) line["peak_share"] = v.peak_share;
     if (!v.imbalance.empty()) line["imbalance"] = v.imbalance, line["dropped"] = v.dropped;
-    if (e)
-      line["eval_loss"] = e->loss, line["eval_perplexity"] = e->perplexity, line["eval_tokens"] = e->tokens;
+    if (e) line["eval_loss"] = e->loss, line["eval_" + words_.counted] = e->tokens;
+    if (e && words_.perplexity) line["eval_perplexity"] = e->perplexity;
     metrics_->write(line.dump() + "\n");
   }
-  if (csv_)
+  if (csv_) {
+    const std::string perplexity = !words_.perplexity ? "" : e ? fmt::format("{},", e->perplexity) : ",";
     csv_->write(fmt::format("{},{},{},{},{},{},{},{},{},{}\n", v.step, v.epoch, v.loss, v.grad_norm, v.lr,
-                            v.tokens_per_s, v.seconds, v.memory_mib,
+                            v.units_per_s, v.seconds, v.memory_mib,
                             v.peak_share > 0 ? fmt::format("{}", v.peak_share) : "",
-                            e ? fmt::format("{},{},{}", e->loss, e->perplexity, e->tokens) : ",,"));
+                            e ? fmt::format("{},{}{}", e->loss, perplexity, e->tokens) : "," + perplexity));
+  }
   if (events_) {
-    std::vector<EventFile::Scalar> scalars{{"train/loss", v.loss},
-                                           {"train/grad_norm", v.grad_norm},
-                                           {"train/lr", v.lr},
-                                           {"train/epoch", static_cast<double>(v.epoch)},
-                                           {"speed/tokens_per_s", v.tokens_per_s},
-                                           {"speed/memory_mib", v.memory_mib}};
+    const std::string speed = fmt::format("speed/{}_per_s", words_.rate);
+    std::vector<EventFile::Scalar> scalars{
+        {"train/loss", v.loss}, {"train/grad_norm", v.grad_norm},
+        {"train/lr", v.lr},     {"train/epoch", static_cast<double>(v.epoch)},
+        {speed, v.units_per_s}, {"speed/memory_mib", v.memory_mib}};
     if (v.peak_share > 0) scalars.emplace_back("speed/peak_share", v.peak_share);
-    if (e) scalars.emplace_back("eval/loss", e->loss), scalars.emplace_back("eval/perplexity", e->perplexity);
+    if (e) scalars.emplace_back("eval/loss", e->loss);
+    if (e && words_.perplexity) scalars.emplace_back("eval/perplexity", e->perplexity);
     events_->write(v.step, scalars);
   }
   if (!files_.curves.empty()) {
@@ -145,8 +150,7 @@ void RunLog::draw() const {
   if (files_.curves.empty()) return;
   std::vector<Curve> curves{training_};
   if (!held_out_.points.empty()) curves.push_back(held_out_);
-  write_new_file(files_.curves,
-                 chart("loss", "steps", "nats per " + unit_, curves, files_.curves.ends_with(".png")),
+  write_new_file(files_.curves, chart("loss", "steps", words_.loss, curves, files_.curves.ends_with(".png")),
                  "train: --curves: ");
 }
 

@@ -11,14 +11,15 @@
 #include "base/files/new_file.hpp"
 #include "chart.hpp"
 #include "event_file.hpp"
+#include "model_kind.hpp"
 #include "weft/models/trainer.hpp"
 
 namespace weft::tools {
 
 struct StepValues {
   std::int64_t step = 0, epoch = 0;
-  double loss = 0, grad_norm = 0, lr = 0, tokens_per_s = 0, seconds = 0;
-  double memory_mib = 0;                       ///< resident, of rank 0
+  double loss = 0, grad_norm = 0, lr = 0, units_per_s = 0, seconds = 0;  ///< units: KindWords::rate
+  double memory_mib = 0;                                                 ///< resident, of rank 0
   double peak_share = 0;                       ///< of the arithmetic that the cores can do; 0: not known
   std::vector<double> imbalance{}, dropped{};  ///< of the layers with experts
 };
@@ -32,7 +33,7 @@ class RunLog {
     void check() const;
   };
   /// `resumed`: files that are there keep the lines of steps before `first`. Throws system.
-  RunLog(const Files& files, std::int64_t first, bool resumed, const std::string& unit);
+  RunLog(const Files& files, std::int64_t first, bool resumed, KindWords words);
 
   /// `evaluation_follows`: the step is written when evaluated() has added its evaluation.
   void step(const StepValues& values, bool evaluation_follows);
@@ -49,7 +50,7 @@ class RunLog {
   void write_waiting();
   void draw() const;
   Files files_;
-  std::string unit_;
+  KindWords words_;
   std::optional<NewFile> metrics_, csv_;
   std::optional<EventFile> events_;
   std::optional<Row> waits_;

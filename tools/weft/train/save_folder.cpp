@@ -54,8 +54,10 @@ Differences compare(const std::string& there, const std::string& here, bool coun
     const auto at = theirs.find(part);
     const std::string other = at == theirs.end() ? "not set" : at->second;
     if (other == value) continue;
-    const std::string words = part == "text"
-                                  ? "--text has other bytes"
+    const bool of_file =
+        at != theirs.end() && value != "not set" && (part == "text" || part == "maps" || part == "targets");
+    const std::string words = of_file
+                                  ? fmt::format("--{} has other bytes", part)
                                   : fmt::format("{} is {} there and {} here", flag_of(part), other, value);
     d.all += (d.all.empty() ? "" : ", ") + words;
     if (part == "steps" || part == "warmup" || part == "decay_steps" || (part == "batch" && counts_samples)) {

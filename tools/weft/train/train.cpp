@@ -1,5 +1,5 @@
-// weft train: the worked example. It trains a transformer on real text, byte by byte or by tokens, over any
-// mesh.
+// weft train: the worked example. It trains a transformer on real text, byte by byte or by tokens, or a model
+// of weather on maps, over any mesh.
 #include <fmt/format.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -97,14 +97,14 @@ void say_balance(const std::vector<LayerBalance>& layers) {
   }
 }
 
-const char* unit_of(const TrainConfig& config) { return config.source.bytes() ? "byte" : "token"; }
+KindWords words_of(const TrainConfig& config) { return kind_of(config).words(config); }
 
 void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std::int64_t first,
                      double passed) {
   fmt::print("{}\n", loss_curve(losses, output_columns()));
   const std::size_t mean_of = std::min(kMeanSteps, losses.size());
-  fmt::print("loss {:.4f} at step {}, mean of the last {} steps {:.4f} nats per {}, {:.1f} s\n",
-             losses.front(), first, mean_of, tail_mean(losses), unit_of(flags.config), passed);
+  fmt::print("loss {:.4f} at step {}, mean of the last {} steps {:.4f} {}, {:.1f} s\n", losses.front(), first,
+             mean_of, tail_mean(losses), words_of(flags.config).loss, passed);
   if (!flags.save.empty())
     fmt::print("checkpoint: {}\n", (std::filesystem::path(flags.save) / "latest").string());
 }
@@ -171,9 +171,10 @@ double peak_flops(const Training& trainer, const TrainConfig& config, int ranks)
   return of_thread * trainer.threads() * ranks;
 }
 
-std::string in_words(const weft::Trainer::Evaluation& e, const char* unit) {
-  return fmt::format("held-out loss {:.4f} nats per {}, perplexity {:.3f}, over {} {}s", e.loss, unit,
-                     e.perplexity, e.tokens, unit);
+std::string in_words(const weft::Trainer::Evaluation& e, const KindWords& words) {
+  return fmt::format("held-out loss {:.4f} {}{}, over {} {}s", e.loss, words.loss,
+                     words.perplexity ? fmt::format(", perplexity {:.3f}", e.perplexity) : "", e.tokens,
+                     words.one);
 }
 
 // Beside the checkpoints lie the configuration, and the tokenizer, which `weft sample` needs.
@@ -234,16 +235,16 @@ int train_on_a_rank(Flags flags) {
   const std::int64_t first = trainer.next_step(),
                      until = flags.until < 0 ? config.steps : std::min(flags.until, config.steps);
   if (speaks && !flags.save.empty()) keep_beside(flags.save, flags.effective(m.size), trainer.tokenizer());
+  const KindWords words = words_of(config);
   std::optional<RunLog> log;
-  if (speaks) log.emplace(flags.log, first, found.resume, unit_of(config));
+  if (speaks) log.emplace(flags.log, first, found.resume, words);
   const double peak = speaks ? peak_flops(trainer, config, used) : 0;
   if (speaks) {
     fmt::print("{}\n",
-               folded(fmt::format("weft train: {} parameters, {} {}s of text a step, mesh {}, {} "
-                                  "thread{} a rank, text {}{}",
-                                  trainer.parameter_count(), trainer.tokens_per_step(), unit_of(config),
-                                  to_string(trainer.mesh().shape()), trainer.threads(),
-                                  trainer.threads() == 1 ? "" : "s", config.source.text.string(),
+               folded(fmt::format("weft train: {} parameters, {} a step, mesh {}, {} "
+                                  "thread{} a rank, {}{}",
+                                  trainer.parameter_count(), words.a_step, to_string(trainer.mesh().shape()),
+                                  trainer.threads(), trainer.threads() == 1 ? "" : "s", words.source,
                                   found.resume ? fmt::format(", resumed at step {}", first) : ""),
                       2));
     if (used < all.size()) fmt::print("{} of {} ranks are spare\n", all.size() - used, all.size());
@@ -253,7 +254,7 @@ int train_on_a_rank(Flags flags) {
     std::fflush(stdout);
   }
   Contents contents(flags, speaks);
-  ProgressBar bar(speaks ? flags.progress : "none", first, until);
+  ProgressBar bar(speaks ? flags.progress : "none", first, until, words);
   std::vector<double> losses;
   const auto began = Clock::now();
   TrainingPlan plan{.steps = until};
@@ -285,17 +286,17 @@ int train_on_a_rank(Flags flags) {
     losses.push_back(r.loss);
     const double passed = std::chrono::duration<double>(Clock::now() - began).count();
     const double rate =
-        static_cast<double>(trainer.tokens_per_step() * static_cast<std::int64_t>(losses.size())) /
+        static_cast<double>(trainer.units_per_step() * static_cast<std::int64_t>(losses.size())) /
         (passed - evaluating);
     StepValues v{.step = r.step,
                  .epoch = trainer.epoch(),
                  .loss = r.loss,
                  .grad_norm = r.grad_norm,
                  .lr = trainer.rate_at(r.step),
-                 .tokens_per_s = rate,
+                 .units_per_s = rate,
                  .seconds = passed,
                  .memory_mib = resident_mib(),
-                 .peak_share = peak > 0 ? rate * trainer.flops_per_token() / peak : 0};
+                 .peak_share = peak > 0 ? rate * trainer.flops_per_unit() / peak : 0};
     for (const LayerBalance& layer : trainer.balance()) {
       v.imbalance.push_back(layer.report.imbalance());
       v.dropped.push_back(layer.report.dropped_share());
@@ -323,7 +324,7 @@ int train_on_a_rank(Flags flags) {
   if (speaks && !losses.empty()) say_balance(trainer.balance());
   if (speaks && !losses.empty())
     say_how_it_went(flags, losses, first, std::chrono::duration<double>(Clock::now() - began).count());
-  if (speaks && evaluated) fmt::print("{}\n", in_words(*evaluated, unit_of(config)));
+  if (speaks && evaluated) fmt::print("{}\n", in_words(*evaluated, words));
   all.barrier().wait();  // no rank leaves while another may still need its memory
   return stopped == 0 ? 0 : 128 + stopped;
 }
@@ -382,7 +383,8 @@ void check_together(const Flags& flags) {
 
 void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chosen) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* sub = app.add_subcommand("train", "Train a transformer on a text, byte by byte or by tokens");
+  CLI::App* sub = app.add_subcommand(
+      "train", "Train a transformer on a text, byte by byte or by tokens, or a weather model on maps");
   sub->footer("Ranks come from weft run, from torchrun's or mpirun's variables, or from --ranks.");
   const auto file = std::make_shared<ConfigFile>(*sub, words);
   const auto option = [&](const char* name, auto& value, const char* help) {
@@ -390,8 +392,10 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
     return file->take(added->multi_option_policy(CLI::MultiOptionPolicy::TakeLast), &value);
   };
   add_train_flags(*sub, flags->config, *file);
-  option("--dp", flags->config.dp, "Data-parallel ranks; -1: what tp and pp leave");
+  option("--dp", flags->config.dp, "Data-parallel ranks; -1: what the other axes leave");
   option("--tp", flags->config.tp, "Tensor-parallel ranks");
+  option("--domain", flags->config.domain,
+         "Ranks that share each map, cut along its rows, with --model weather (docs/domain_parallel.md)");
   option("--ep", flags->config.ep, "Ranks that share the experts, each with sequences of its own");
   option("--pp", flags->config.pp, "Ranks of a pipeline, each with its own stages of the model");
   option("--pipeline", flags->config.pipeline,

@@ -19,7 +19,6 @@ void each_data_flag(DataConfig& c, const Visit& visit) {
         "A tokenizer.json of byte pairs, which makes the tokens of a text; without: its bytes");
   visit("--format", c.format,
         "Of --text: text, whose bytes are tokens; uint16, uint32, npy: numbers of tokens; auto: by its name");
-  visit("--held-out", c.held_out, "Fraction of the text, at its end, that is kept for evaluation; 0: none");
   visit("--held-out-file", c.held_out_file, "... or another file for evaluation, of the form of --text");
   visit("--document-end", c.document_end,
         "A text, or the number of a token, behind which a document ends: nothing is predicted over it");
@@ -27,10 +26,37 @@ void each_data_flag(DataConfig& c, const Visit& visit) {
         "Which sequences there are: offsets, from any token on; sequences, one behind the other");
 }
 template <class Visit>
+void each_token_run_flag(TrainConfig& c, const Visit& visit) {
+  visit("--seq", c.sequence, "Tokens per sequence");
+  visit("--label-smoothing", c.label_smoothing,
+        "Of each byte's weight in the loss, what goes to all bytes alike");
+  visit("--z-loss", c.z_loss, "Factor of the square of the log of the softmax's sum, in the loss; 0: none");
+  visit("--loss-chunk", c.loss_chunk,
+        "Tokens of a rank whose logits are in memory at a time; 0: all (docs/recipes.md)");
+}
+template <class Visit>
+void each_map_flag(TrainConfig& c, const Visit& visit) {
+  visit("--maps", c.maps.maps,
+        "With --model weather: an array of NumPy (samples, channels, rows, columns); without: made-up maps");
+  visit("--targets", c.maps.targets, "... an array of the same shape; without: each map's is the next map");
+  visit("--map-samples", c.maps.samples, "Samples of made-up maps; 0: 1024");
+  visit("--channels", c.maps.channels, "Channels of a map, which is the width of the model; 0: 16");
+  visit("--map-rows", c.maps.rows, "Rows of a map; 0: 16");
+  visit("--map-columns", c.maps.columns, "Columns of a map; 0: 32");
+  visit("--depth", c.weather.depth, "Blocks of a weather model");
+  visit("--head-dim", c.weather.head_dim, "Features of each of its heads");
+  visit("--local-window", c.weather.local_window, "Rows and columns of a window of neighbouring pixels");
+  visit("--global-window", c.weather.global_window, "... of pixels that are spread over the map");
+  visit("--mult", c.weather.mult, "Width inside the feed-forward layers, as a multiple of --channels");
+  visit("--dropout", c.weather.dropout, "Part of the hidden features that is dropped in training");
+  visit("--attention-dropout", c.weather.attention_dropout, "... of the weights of attention");
+}
+template <class Visit>
 void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--steps", c.steps, "Steps of the schedule");
-  visit("--batch", c.global_batch, "Sequences per step, over all data ranks");
-  visit("--seq", c.sequence, "Tokens per sequence");
+  visit("--batch", c.global_batch, "Sequences, or maps, per step, over all data ranks");
+  visit("--held-out", c.source.held_out,
+        "Fraction of the text, or of the maps, at its end, that is kept for evaluation; 0: none");
   visit("--lr", c.peak_lr, "Highest learning rate");
   visit("--lr-floor", c.floor_lr, "Learning rate at the end; -1: a tenth of --lr");
   visit("--warmup", c.warmup, "Steps until the highest rate; -1: a third of --steps, at most 100");
@@ -43,11 +69,6 @@ void each_run_flag(TrainConfig& c, const Visit& visit) {
         "Parameters with a factor of --lr, or a decay, of their own: PATTERN,...:rate=X:decay=X;...");
   visit("--clip", c.max_norm, "Largest gradient norm; 0: no limit");
   visit("--loss-scale", c.loss_scale, "Dynamic loss scaling, which begins with this; 0: none");
-  visit("--label-smoothing", c.label_smoothing,
-        "Of each byte's weight in the loss, what goes to all bytes alike");
-  visit("--z-loss", c.z_loss, "Factor of the square of the log of the softmax's sum, in the loss; 0: none");
-  visit("--loss-chunk", c.loss_chunk,
-        "Tokens of a rank whose logits are in memory at a time; 0: all (docs/recipes.md)");
   visit("--freeze", c.freeze, "What is trained when: STEP:frozen:PATTERN or STEP:trained:PATTERN, by commas");
   visit("--ema", c.ema, "Decay of averages of the parameters, which checkpoints hold, too; 0: none");
   visit("--seed", c.seed, "Of weights and batches");
@@ -78,7 +99,56 @@ void each_expert_flag(TrainConfig& c, const Visit& visit) {
         "An expert keeps so many times its even share of the global batch; 0: all");
 }
 
+// All that means something for models of tokens alone, beside `kind`.
+template <class Visit>
+void each_flag_of_tokens(TrainConfig& c, const Visit& visit) {
+  visit("--text", c.source.text, "");
+  each_data_flag(c.source, visit);
+  each_token_run_flag(c, visit);
+  each_model_flag(c, visit);
+  each_expert_flag(c, visit);
+  visit("--sequence-parallel", c.sequence_parallel, "");
+  visit("--vocab", c.vocab, "");
+  visit("--activations", c.activations, "");
+  visit("--float8", c.float8, "");
+  visit("--pipeline", c.pipeline, "");
+  visit("--stages-per-rank", c.stages_per_rank, "");
+}
+
+template <class Value>
+std::string shown(const Value& value) {
+  if constexpr (requires { value.string(); })
+    return fmt::format("\"{}\"", value.string());
+  else if constexpr (requires { value.c_str(); })
+    return fmt::format("\"{}\"", value);
+  else
+    return fmt::format("{}", value);
+}
+
 }  // namespace
+
+void expect_flags_of_kind(const TrainConfig& config) {
+  TrainConfig given = config, usual;
+  std::vector<std::pair<std::string, std::string>> defaults;
+  const auto keep = [&](const char* flag, const auto& value, const char*) {
+    defaults.emplace_back(std::string_view(flag).substr(2), shown(value));
+  };
+  std::size_t at = 0;
+  const auto compare = [&](const char*, const auto& value, const char*) {
+    const auto& [flag, normal] = defaults[at++];
+    if (shown(value) != normal)
+      bad_training(fmt::format("{} is {} with --model {}, a model of {} that has no such option; expected {}",
+                               flag, shown(value), config.kind, config.is_of_maps() ? "maps" : "tokens",
+                               normal));
+  };
+  if (config.is_of_maps()) {
+    each_flag_of_tokens(usual, keep);
+    each_flag_of_tokens(given, compare);
+  } else {
+    each_map_flag(usual, keep);
+    each_map_flag(given, compare);
+  }
+}
 
 void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
   file.take(sub.add_option("--text", config.source.text, "Text, or file of tokens, to learn")
@@ -95,6 +165,8 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
   };
   each_data_flag(config.source, add);
   each_run_flag(config, add);
+  each_token_run_flag(config, add);
+  each_map_flag(config, add);
   file.take(sub.add_option("--optimizer", config.optimizer, "adamw, sgd, lion, schedule-free or muon")
                 ->check(CLI::IsMember({"adamw", "sgd", "lion", "schedule-free", "muon"}))
                 ->capture_default_str()
@@ -102,8 +174,9 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
             &config.optimizer);
   file.take(sub.add_option("--model", config.kind,
                            "dense, or moe: mixtures of experts, 8 unless --experts says more "
-                           "(docs/expert_parallel.md); empty: by --experts")
-                ->check(CLI::IsMember({"dense", "moe"}))
+                           "(docs/expert_parallel.md), or weather: maps (docs/domain_parallel.md); empty: by "
+                           "--experts")
+                ->check(CLI::IsMember({"dense", "moe", "weather"}))
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
             &config.kind);
   each_expert_flag(config, add);
@@ -172,13 +245,23 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
         if (!named("ffn_hidden") && initial.ffn_hidden == 0) config.model.ffn_hidden = 0;
       },
       [&config] {
-        return "# The model, as weft_transformer_create_from_text and transformer_from_text read it.\n" +
-               transformer_text(config.model);
+        return (config.is_of_maps() ? ""
+                                    : "# The model, as weft_transformer_create_from_text and "
+                                      "transformer_from_text read it.\n") +
+               kind_of(config).table(config);
       });
 }
 
 void arrange_tables(ConfigFile& file) {
   file.arrange("model", {{"kind", "model"},
+                         {"channels", "channels"},
+                         {"depth", "depth"},
+                         {"head_dim", "head-dim"},
+                         {"local_window", "local-window"},
+                         {"global_window", "global-window"},
+                         {"mult", "mult"},
+                         {"dropout", "dropout"},
+                         {"attention_dropout", "attention-dropout"},
                          {"experts", "experts"},
                          {"top_k", "top-k"},
                          {"expert_hidden", "expert-hidden"},
@@ -191,6 +274,7 @@ void arrange_tables(ConfigFile& file) {
   file.arrange("parallelism", {{"ranks", "ranks"},
                                {"data", "dp"},
                                {"tensor", "tp"},
+                               {"domain", "domain"},
                                {"expert", "ep"},
                                {"pipeline", "pp"},
                                {"schedule", "pipeline"},
@@ -214,6 +298,11 @@ void arrange_tables(ConfigFile& file) {
                              {"freeze", "freeze"},
                              {"ema", "ema"}});
   file.arrange("data", {{"text", "text"},
+                        {"maps", "maps"},
+                        {"targets", "targets"},
+                        {"map_samples", "map-samples"},
+                        {"map_rows", "map-rows"},
+                        {"map_columns", "map-columns"},
                         {"tokenizer", "tokenizer"},
                         {"format", "format"},
                         {"held_out", "held-out"},
@@ -237,30 +326,30 @@ void arrange_tables(ConfigFile& file) {
 
 std::vector<std::string> to_words(const TrainConfig& config) {
   TrainConfig copy = config;
-  std::vector<std::string> words{"--text", config.source.text.string()};
-  each_data_flag(copy.source, [&](const char* flag, const auto& member, const char*) {
+  std::vector<std::string> words{
+      "--optimizer", config.optimizer, "--weights",  config.weights,
+      "--ac",        config.ac,        "--ac-every", std::to_string(config.ac_every),
+      "--model",     config.kind};
+  const auto add = [&](const char* flag, const auto& member, const char*) {
     words.emplace_back(flag);
     if constexpr (requires { member.string(); })
       words.push_back(member.string());
     else
       words.push_back(fmt::format("{}", member));
-  });
-  each_run_flag(copy, [&](const char* flag, const auto& member, const char*) {
-    words.emplace_back(flag);
-    words.push_back(fmt::format("{}", member));
-  });
-  if (config.has_experts()) {
-    each_expert_flag(copy, [&](const char* flag, const auto& member, const char*) {
-      words.emplace_back(flag);
-      words.push_back(fmt::format("{}", member));
-    });
-  }
+  };
+  each_run_flag(copy, add);
   if (config.exact) words.emplace_back("--exact");
+  if (config.is_of_maps()) {
+    each_map_flag(copy, add);
+    return words;
+  }
+  words.insert(words.end(), {"--text", config.source.text.string()});
+  each_data_flag(copy.source, add);
+  each_token_run_flag(copy, add);
+  if (config.has_experts()) each_expert_flag(copy, add);
   if (config.sequence_parallel) words.emplace_back("--sequence-parallel");
-  words.insert(words.end(),
-               {"--optimizer", config.optimizer, "--vocab", config.vocab, "--weights", config.weights,
-                "--activations", config.activations, "--float8", config.float8, "--float8-scales",
-                config.float8_scales, "--ac", config.ac, "--ac-every", std::to_string(config.ac_every)});
+  words.insert(words.end(), {"--vocab", config.vocab, "--activations", config.activations, "--float8",
+                             config.float8, "--float8-scales", config.float8_scales});
   return words;
 }
 

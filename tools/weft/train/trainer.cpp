@@ -53,6 +53,7 @@ BuildOptions build_options(const TrainConfig& config) {
   if (config.float8 != "none") options.float8 = float8_recipe_from_name(config.float8);
   if (config.exact || config.float8_scales == "whole") options.float8_options.scales = Float8Scales::whole;
   if (config.has_experts()) options.expert_axis = "ep";
+  if (config.domain > 1) options.domain_axes = {"domain"};
   return options;
 }
 
@@ -69,7 +70,9 @@ OptimizerOptions optimizer_options(const TrainConfig& config) {
   if (config.optimizer == "lion") return Lion::Options{.weight_decay = decay};
   if (config.optimizer == "schedule-free") return ScheduleFreeAdamW::Options{.weight_decay = decay};
   if (config.optimizer == "muon") {
-    Muon::Options muon{.weight_decay = decay, .adamw_for = {"token_embedding"}};
+    Muon::Options muon{.weight_decay = decay};
+    if (config.is_of_maps()) return muon;
+    muon.adamw_for = {"token_embedding"};
     if (!config.model.tied) muon.adamw_for.emplace_back("output_head");
     return muon;
   }
@@ -96,6 +99,16 @@ Trainer::Options trainer_options(const TrainConfig& config, const std::string& i
   options.freeze = FreezeSchedule::from_text(config.freeze);
   if (config.ema != 0) options.ema = Ema::Options{.decay = config.ema, .warm_up = true};
   return options;
+}
+
+// The place of this rank's rows among so many: each data axis divides those of the axis before.
+Chunk part_of(const DeviceMesh& data, std::int64_t rows) {
+  Chunk part{0, rows};
+  for (const DeviceMesh& axis : data.each_axis()) {
+    const Chunk inner = chunk_of(part.size, axis.size(), axis.rank());
+    part = {part.offset + inner.offset, inner.size};
+  }
+  return part;
 }
 
 }  // namespace
@@ -128,6 +141,13 @@ std::vector<ParameterGroup> groups_of(const std::string& text) {
   return groups;
 }
 
+int data_ranks_of(const MeshShape& mesh) {
+  int ranks = 1;
+  for (const char* axis : {"dp", "dp_replicate", "dp_shard", "ep"})
+    if (mesh.has(axis)) ranks *= mesh.size(axis);
+  return ranks;
+}
+
 int threads_per_rank(int asked, int ranks) {
   if (asked > 0) return asked;
   if (const auto set = env::get_int("WEFT_THREADS", 1, 4096)) return static_cast<int>(*set);
@@ -137,28 +157,11 @@ int threads_per_rank(int asked, int ranks) {
   return std::max(1, usable / ranks);
 }
 
-MoETransformerConfig TrainConfig::moe_model() const {
-  MoETransformerConfig c = moe;
-  c.transformer = model;
-  c.router.scores = router == "sigmoid" ? RouterScores::sigmoid : RouterScores::softmax;
-  c.router.bias = router_bias == "selects" ? RouterBias::selects : RouterBias::none;
-  if (capacity_factor > 0) {
-    c.router.capacity = Capacity::by_weight;
-    c.router.capacity_factor = capacity_factor;
-  }
-  return c;
-}
-
 void TrainConfig::fill_in() {
   if (kind == "dense") moe.experts = 0;
   if (kind == "moe" && moe.experts == 0) moe.experts = 8;
-  kind = has_experts() ? "moe" : "dense";
-  if (model.kv_heads == 0) model.kv_heads = model.heads;
-  if (model.ffn_hidden == 0) model.ffn_hidden = TransformerConfig::usual_ffn_hidden(model.dim);
-  tokenizer_size =
-      source.tokenizer.empty() ? 0 : Tokenizer::from_file(source.tokenizer, "train: tokenizer").size();
-  if (model.vocab == 0) model.vocab = tokenizer_size > 0 ? tokenizer_size : kBytes;
-  if (model.max_seq == 0) model.max_seq = std::max<std::int64_t>(sequence, 1);
+  if (kind.empty()) kind = has_experts() ? "moe" : "dense";
+  kind_of(*this).fill_in(*this);
   if (floor_lr == -1) floor_lr = peak_lr / 10;
 }
 
@@ -173,52 +176,6 @@ Schedule TrainConfig::rates() const {
   return s;
 }
 
-namespace {
-
-// Throws, before any rank is started, for sizes that the model or its batches would refuse.
-void expect_exact_config(const TrainConfig& c, int data_ranks) {
-  expect_exact_parts("batch: sequences", c.global_batch, data_ranks);
-  expect_exact_parts("dim", c.model.dim, c.tp);
-  if (c.vocab == "shard") expect_exact_parts("vocabulary entries", c.model.vocab, c.tp);
-  if (c.sequence_parallel) expect_exact_parts("seq: tokens of a sequence", c.sequence, c.tp);
-}
-
-void expect_experts(const TrainConfig& c) {
-  if (c.exact && c.tp > 1)
-    bad_training(
-        fmt::format("exact with experts over tp={}; expected tp 1, whose hidden features are whole", c.tp));
-  if (c.sequence_parallel)
-    bad_training("sequence-parallel with experts; tokens are routed with whole samples");
-  if (c.router != "softmax" && c.router != "sigmoid")
-    bad_training(fmt::format("router is \"{}\"; expected softmax or sigmoid", c.router));
-  if (c.router_bias != "none" && c.router_bias != "selects")
-    bad_training(fmt::format("router-bias is \"{}\"; expected none or selects", c.router_bias));
-  const MoETransformerConfig moe = c.moe_model();
-  moe.check();
-  if (moe.router.top_k < 1 || moe.router.top_k > moe.experts)
-    bad_training(fmt::format("top-k is {}; expected 1 to {} (experts)", moe.router.top_k, moe.experts));
-  if (moe.experts % c.ep != 0)
-    bad_training(fmt::format("{} experts do not divide into ep={} ({} = {} x {} + {})", moe.experts, c.ep,
-                             moe.experts, c.ep, moe.experts / c.ep, moe.experts % c.ep));
-  for (const auto& [what, features] :
-       {std::pair{"expert-hidden", moe.layer().hidden}, {"shared-hidden", moe.shared_hidden}})
-    if (features % c.tp != 0)
-      bad_training(fmt::format("{} {} does not divide into tp={}", what, features, c.tp));
-  if (!(c.capacity_factor >= 0 && std::isfinite(c.capacity_factor)))
-    bad_training(fmt::format("capacity-factor is {}; expected 0 (none) or more", c.capacity_factor));
-  if (!(moe.router.aux_loss >= 0 && std::isfinite(moe.router.aux_loss)))
-    bad_training(fmt::format("aux-loss is {}; expected a finite number of 0 or more", moe.router.aux_loss));
-}
-
-ParallelModel built_of(const TrainConfig& config, const DeviceMesh& mesh, Compute& compute,
-                       const BuildOptions& options) {
-  if (config.has_experts())
-    return build_parallel_model(moe_recipe(config.moe_model()), mesh, compute, options);
-  return build_parallel_model(config.model, mesh, compute, options);
-}
-
-}  // namespace
-
 PipelineForm TrainConfig::pipeline_form() const {
   PipelineForm form;
   if (pipeline.find_first_of("./") != std::string::npos) {
@@ -232,35 +189,12 @@ PipelineForm TrainConfig::pipeline_form() const {
   return form;
 }
 
-namespace {
-
-// Throws, before any rank is started, for what a pipeline does not support, and sizes that do not fit.
-void expect_pipeline(const TrainConfig& c) {
-  const auto refuse = [&](const char* what) {
-    bad_training(fmt::format("pp is {} with {}; a pipeline does not support that", c.pp, what));
-  };
-  if (c.data != "ddp" && c.exact) refuse("--exact and --data fsdp or hsdp");
-  const PipelineForm form = c.pipeline_form();
-  const PipelineSchedule s =
-      form.schedule ? *form.schedule
-                    : make_pipeline_schedule(form.kind, c.pp, c.micro_batches, form.stages_per_rank);
-  if (!s.trains()) bad_training(fmt::format("pipeline \"{}\" has no backward passes", c.pipeline));
-  if (s.ranks != c.pp || s.micro_batches != c.micro_batches)
-    bad_training(
-        fmt::format("pipeline \"{}\" is for {} ranks and {} micro-batches; pp is {} and "
-                    "micro-batches {}",
-                    c.pipeline, s.ranks, s.micro_batches, c.pp, c.micro_batches));
-  // token_embedding, norm and output_head beside the layers
-  if (s.stages() > c.model.layers + 3)
-    bad_training(fmt::format("{} stages; the model has {} modules to cut (layers + 3)", s.stages(),
-                             c.model.layers + 3));
-}
-
-}  // namespace
-
 MeshShape TrainConfig::check(int ranks) const {
+  const ModelKind& of_kind = kind_of(*this);
+  of_kind.check_flags(*this);
   if (tp < 1) bad_training(fmt::format("tp is {}; expected 1 or more", tp));
   if (pp < 1) bad_training(fmt::format("pp is {}; expected 1 or more", pp));
+  if (domain < 1) bad_training(fmt::format("domain is {}; expected 1 or more", domain));
   if (dp != -1 && dp < 1) bad_training(fmt::format("dp is {}; expected 1 or more", dp));
   if (ep < 1 || (ep > 1 && !has_experts()))
     bad_training(fmt::format("ep is {}; expected 1{}", ep,
@@ -270,6 +204,7 @@ MeshShape TrainConfig::check(int ranks) const {
   of_mesh.push_back({"dp", dp});
   if (has_experts()) of_mesh.push_back({"ep", ep});
   of_mesh.push_back({"tp", tp});
+  if (domain > 1) of_mesh.push_back({"domain", domain});
   MeshShape mesh = MeshShape(of_mesh).fit(ranks);
   const int of_dp = mesh.size("dp"), data_ranks = of_dp * ep;
   if (data != "ddp" && data != "fsdp" && data != "hsdp")
@@ -285,24 +220,9 @@ MeshShape TrainConfig::check(int ranks) const {
     axes.insert(axes.end(), {{"dp_replicate", copies}, {"dp_shard", of_dp / copies}});
     if (has_experts()) axes.push_back({"ep", ep});
     axes.push_back({"tp", tp});
+    if (domain > 1) axes.push_back({"domain", domain});
     mesh = MeshShape(axes);
   }
-  model.check();
-  const auto divides = [&](const char* what, std::int64_t count, const char* remedy = "") {
-    if (count % tp != 0)
-      bad_training(fmt::format("{} {} do not divide into tp={} ({} = {} x {} + {}){}", count, what, tp, count,
-                               tp, count / tp, count % tp, remedy));
-  };
-  divides("heads", model.heads);
-  if (model.kv_heads >= tp)
-    divides("kv_heads", model.kv_heads);
-  else if (tp % model.kv_heads != 0)  // ranks share them, as many each
-    bad_training(fmt::format("tp={} does not divide into {} kv_heads ({} = {} x {} + {})", tp, model.kv_heads,
-                             tp, model.kv_heads, tp / model.kv_heads, tp % model.kv_heads));
-  divides("ffn_hidden columns", model.ffn_hidden);
-  if (vocab != "whole" && vocab != "shard")
-    bad_training(fmt::format("vocab is \"{}\"; expected whole or shard", vocab));
-  if (vocab == "whole") divides("vocabulary entries", model.vocab, "; --vocab shard takes any number");
   if (activations == "bf16" && weights != "bf16")
     bad_training(fmt::format("activations is bf16 with weights {}; expected --weights bf16", weights));
   if (exact && activations == "bf16") bad_training("activations is bf16 with --exact; expected f32");
@@ -311,8 +231,8 @@ MeshShape TrainConfig::check(int ranks) const {
     bad_training(
         fmt::format("ac-every is {} with ac \"{}\"; expected 1, or more with ac full", ac_every, ac));
   if (global_batch < data_ranks)
-    bad_training(fmt::format("batch is {}; expected at least one sequence for each of {}={}", global_batch,
-                             ep > 1 ? "dp x ep" : "dp", data_ranks));
+    bad_training(fmt::format("batch is {}; expected at least one {} for each of {}={}", global_batch,
+                             is_of_maps() ? "map" : "sequence", ep > 1 ? "dp x ep" : "dp", data_ranks));
   if (micro_batches < 1) bad_training(fmt::format("micro-batches is {}; expected 1 or more", micro_batches));
   if (micro_batches > 1 && (global_batch % data_ranks != 0 || global_batch / data_ranks < micro_batches))
     bad_training(
@@ -328,30 +248,12 @@ MeshShape TrainConfig::check(int ranks) const {
   if (float8 != "none") float8_recipe_from_name(float8);
   if (float8 == "none" && float8_scales == "whole")
     bad_training("float8-scales is whole; expected a recipe in --float8");
-  if (exact) expect_exact_config(*this, data_ranks);
-  source.check();
-  if (has_experts()) expect_experts(*this);
-  if (pp > 1) expect_pipeline(*this);
-  if (sequence < 1) bad_training(fmt::format("seq is {}; expected 1 or more", sequence));
-  if (sequence > model.max_seq)
-    bad_training(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
-  if (source.bytes() && model.vocab < kBytes)
-    bad_training(fmt::format("vocab is {}; expected 256 or more: one for each byte", model.vocab));
-  if (model.vocab < tokenizer_size)
-    bad_training(fmt::format("vocab is {}; expected {} or more: the tokens of \"{}\"", model.vocab,
-                             tokenizer_size, source.tokenizer.string()));
+  of_kind.check_sizes(*this, mesh);
   if (steps < 1) bad_training(fmt::format("steps is {}; expected 1 or more", steps));
   if (!(max_norm >= 0)) bad_training(fmt::format("clip is {}; expected 0 (no clipping) or more", max_norm));
   if (!(loss_scale >= 0 && std::isfinite(loss_scale)))
     bad_training(fmt::format("loss-scale is {}; expected 0 (none), or a finite number above 0", loss_scale));
-  if (!(label_smoothing >= 0 && label_smoothing <= 1))
-    bad_training(fmt::format("label-smoothing is {}; expected 0 to 1", label_smoothing));
   FreezeSchedule::from_text(freeze);
-  if (loss_chunk < 0) bad_training(fmt::format("loss-chunk is {}; expected 0 or more", loss_chunk));
-  if (loss_chunk > 0 && (exact || pp > 1))
-    bad_training(fmt::format("loss-chunk is {} with {}; expected 0", loss_chunk, exact ? "--exact" : "--pp"));
-  if (!(z_loss >= 0 && std::isfinite(z_loss)))
-    bad_training(fmt::format("z-loss is {}; expected a finite number of 0 or more", z_loss));
   if (!(ema >= 0 && ema < 1))
     bad_training(fmt::format("ema is {}; expected 0 (none) or more, and less than 1", ema));
   if (threads < 0)
@@ -364,11 +266,6 @@ MeshShape TrainConfig::check(int ranks) const {
 }
 
 namespace {
-
-std::optional<Tokenizer> tokenizer_of(const TrainConfig& config) {
-  if (config.source.tokenizer.empty()) return std::nullopt;
-  return Tokenizer::from_file(config.source.tokenizer, "train: tokenizer");
-}
 
 // The same model, with the parameters of another run if the configuration names one.
 ParallelModel& initialised(ParallelModel& model, const TrainConfig& config, bool resumes) {
@@ -390,17 +287,17 @@ ParallelModel& initialised(ParallelModel& model, const TrainConfig& config, bool
 
 Training::Training(ProcessGroup& group, const TrainConfig& config, bool resumes)
     : config_(config),
-      tokenizer_(tokenizer_of(config)),
-      data_(config.source, config.sequence, tokenizer()),
+      kind_(kind_of(config)),
+      samples_(kind_.samples(config, group.context())),
       identity_(identity_of(config)),
       compute_(group.context(), threads_per_rank(config.threads, group.size())),
-      parts_(
-          built_of(config, DeviceMesh(group, config.check(group.size())), compute_, build_options(config))),
+      parts_(build_parallel_model(kind_.recipe(config), DeviceMesh(group, config.check(group.size())),
+                                  compute_, build_options(config))),
       trainer_(initialised(parts_, config, resumes), compute_,
                trainer_options(config, compared(config, identity_))),
       schedule_(config.rates()),
-      order_(data_.population(), config.seed),
-      part_(Sampler(parts_.data, data_.population(), config.global_batch, config.seed).part()) {}
+      order_(samples_->population(), config.seed),
+      part_(Sampler(parts_.data, samples_->population(), config.global_batch, config.seed).part()) {}
 
 // Hooks that show the outputs of all modules, each once: not when an activation checkpoint runs again.
 std::vector<HookHandle> Training::see_activations(const See& see) {
@@ -420,35 +317,25 @@ std::vector<HookHandle> Training::see_activations(const See& see) {
   return hooks;
 }
 
-// Micro-batches: parts of this rank's sequences, the first ones larger. They borrow the sequences.
-std::vector<TokenBatch> Training::batches_of(const Sequences& of) const {
-  std::vector<TokenBatch> batches;
-  const std::int64_t rows = part_.size;
-  for (std::int64_t m = 0, first = 0; m < config_.micro_batches; ++m) {
-    const std::int64_t count = rows / config_.micro_batches + (m < rows % config_.micro_batches ? 1 : 0);
-    batches.push_back({of.tokens.data() + first * config_.sequence,
-                       of.labels.data() + first * config_.sequence, count, config_.sequence,
-                       config_.micro_batches == 1 ? config_.global_batch : count * parts_.data.size()});
-    first += count;
-  }
-  return batches;
-}
-
 weft::Trainer::Result Training::step(const See& see) {
-  Sequences rows;
-  for (std::int64_t i = 0; i < part_.size; ++i) data_.add(order_.number(samples_ + part_.offset + i), rows);
-  const std::vector<TokenBatch> batches = batches_of(rows);
+  std::vector<std::int64_t> numbers;
+  for (std::int64_t i = 0; i < part_.size; ++i) numbers.push_back(order_.number(drawn_ + part_.offset + i));
+  const BatchRows rows = samples_->training(numbers, cut());
+  const auto with_batches = [&](const auto& use) {
+    return std::visit([&](const auto& batches) { return use(std::span(batches)); }, rows.batches);
+  };
   const double lr = schedule_.at(trainer_.steps());
-  samples_ += config_.global_batch;
+  drawn_ += config_.global_batch;
   if (!see) {
-    const Trainer::Result result = trainer_.step(batches, lr);
+    const Trainer::Result result =
+        with_batches([&](const auto batches) { return trainer_.step(batches, lr); });
     if (config_.has_experts()) balance_ = expert_balance(parts_);
     return result;
   }
   {
     std::vector<HookHandle> hooks;
     if (!parts_.stages) hooks = see_activations(see);  // a stage runs on its own ranks alone
-    trainer_.backward(batches);
+    with_batches([&](const auto batches) { return trainer_.backward(batches); });
   }
   // By path: the uses of a tied weight in a pipeline have one.
   std::vector<std::pair<std::string, const Parameter*>> all;  // null: of another stage
@@ -500,28 +387,22 @@ Tensor Training::on_all_stages(const Tensor& own) {
 weft::Trainer::Evaluation Training::evaluate(std::int64_t most_batches) {
   std::optional<Optimizer::Swapped> values;
   if (config_.optimizer == "schedule-free") values.emplace(trainer_.optimizer());
-  const std::int64_t all = (data_.held_out_sequences() + config_.global_batch - 1) / config_.global_batch;
+  const std::int64_t all = (samples_->held_out() + config_.global_batch - 1) / config_.global_batch;
   const std::int64_t count = most_batches == 0 ? all : std::min(most_batches, all);
   weft::Trainer::Evaluation mean;
   // One batch after the other, so that memory holds one.
   for (std::int64_t batch = 0; batch < count; ++batch) {
-    Sequences all_rows;
+    std::optional<BatchRows> rows;
     try {
-      for (std::int64_t i = 0; i < config_.global_batch; ++i)
-        data_.add_held_out(batch * config_.global_batch + i, all_rows);
+      rows = samples_->held_out(batch * config_.global_batch, cut(),
+                                [&](std::int64_t global) { return part_of(parts_.data, global); });
     } catch (...) {
       trainer_.give_up();  // the others wait in evaluate()
       throw;
     }
-    // All ranks see it: the ends of documents alone, for example, which have no label.
-    if (std::ranges::all_of(all_rows.labels, [](std::int64_t l) { return l == CrossEntropy::kIgnore; }))
-      continue;
-    const auto own = [&](const std::vector<std::int64_t>& of) {
-      const auto first = of.begin() + part_.offset * config_.sequence;
-      return std::vector<std::int64_t>(first, first + part_.size * config_.sequence);
-    };
-    const Sequences rows{own(all_rows.tokens), own(all_rows.labels)};
-    const weft::Trainer::Evaluation one = trainer_.evaluate(batches_of(rows));
+    if (!rows) continue;
+    const weft::Trainer::Evaluation one =
+        std::visit([&](const auto& batches) { return trainer_.evaluate(std::span(batches)); }, rows->batches);
     mean.loss += one.loss * static_cast<double>(one.tokens);
     mean.tokens += one.tokens;
   }
@@ -535,89 +416,58 @@ weft::Trainer::Evaluation Training::evaluate(std::int64_t most_batches) {
 CheckpointExtra Training::resume(const std::filesystem::path& directory) {
   CheckpointInfo info = trainer_.load_newest(directory);
   const auto found = info.extra.find(kSamplesDrawn);
-  samples_ = trainer_.steps() * config_.global_batch;
+  drawn_ = trainer_.steps() * config_.global_batch;
   if (found == info.extra.end()) return std::move(info.extra);
   const auto drawn = parse_integer<std::int64_t>(found->second);
   if (!drawn || *drawn < 0)
     bad_training(fmt::format("resume: \"{}\" of the checkpoint is \"{}\"; expected a number of samples",
                              kSamplesDrawn, found->second));
-  samples_ = *drawn;
+  drawn_ = *drawn;
   return std::move(info.extra);
 }
 
 std::string identity_of(const TrainConfig& config) {
-  const TransformerConfig& m = config.model;
   const Schedule rates = config.rates();
-  std::string identity = fmt::format(
-      "dim={} layers={} heads={} kv_heads={} ffn={} vocab={} theta={} seq={} batch={} steps={} warmup={} "
-      "lr={} floor={} decay={} clip={} "
-      "seed={} {}",
-      m.dim, m.layers, m.heads, m.kv_heads, m.ffn_hidden, m.vocab, m.rope_theta, config.sequence,
-      config.global_batch, config.steps, rates.warmup, config.peak_lr, config.floor_lr, config.weight_decay,
-      config.max_norm, config.seed, config.source.identity());
-  // Values that neither flags nor older checkpoints contain.
-  const TransformerConfig usual;
-  if (m.head_size != usual.head_size) identity += fmt::format(" head_size={}", m.head_size);
-  if (m.norm_eps != usual.norm_eps) identity += fmt::format(" norm_eps={}", m.norm_eps);
-  if (m.tied != usual.tied) identity += fmt::format(" tied={}", m.tied);
+  std::string identity =
+      fmt::format("{} batch={} steps={} warmup={} lr={} floor={} decay={} clip={} seed={}",
+                  kind_of(config).identity(config), config.global_batch, config.steps, rates.warmup,
+                  config.peak_lr, config.floor_lr, config.weight_decay, config.max_norm, config.seed);
   if (config.loss_scale != 0) identity += fmt::format(" loss_scale={}", config.loss_scale);
-  if (config.label_smoothing != 0) identity += fmt::format(" label_smoothing={}", config.label_smoothing);
   if (config.weights != "f32") identity += fmt::format(" weights={}", config.weights);
   if (config.activations != "f32") identity += fmt::format(" activations={}", config.activations);
   if (config.optimizer != "adamw") identity += fmt::format(" optimizer={}", config.optimizer);
   if (!config.groups.empty()) identity += fmt::format(" groups={}", config.groups);
   if (!config.freeze.empty())
     identity += fmt::format(" freeze={}", to_string(FreezeSchedule::from_text(config.freeze)));
-  if (config.z_loss != 0) identity += fmt::format(" z_loss={}", config.z_loss);
   if (config.ema != 0) identity += fmt::format(" ema={}", config.ema);
   if (rates.form != ScheduleForm::cosine) identity += fmt::format(" schedule={}", name(rates.form));
   if (rates.form == ScheduleForm::wsd)
     identity += fmt::format(" decay_steps={} decay_shape={}", rates.decay, name(rates.shape));
   if (config.exact) identity += " exact=1";
-  if (config.has_experts()) {
-    const MoETransformerConfig& e = config.moe;
-    identity += fmt::format(
-        " experts={} top_k={} expert_hidden={} shared_hidden={} every={} router={} "
-        "router_bias={} aux_loss={} capacity_factor={}",
-        e.experts, e.router.top_k, e.expert_hidden, e.shared_hidden, e.every, config.router,
-        config.router_bias, e.router.aux_loss, config.capacity_factor);
-  }
-  if (m.init_std != usual.init_std) identity += fmt::format(" init_std={}", m.init_std);
   return identity;
 }
 
 CheckpointExtra Training::extra() const {
-  CheckpointExtra words{{"run", identity_}, {kSamplesDrawn, std::to_string(samples_)}};
-  if (tokenizer_) words.emplace(kTokenizerHash, hash_text(*tokenizer_));
-  if (!config_.has_experts()) words.emplace("model", transformer_text(config_.model));
+  CheckpointExtra words{{"run", identity_}, {kSamplesDrawn, std::to_string(drawn_)}};
+  if (tokenizer() != nullptr) words.emplace(kTokenizerHash, hash_text(*tokenizer()));
+  if (const std::string model = kind_.sample_text(config_); !model.empty()) words.emplace("model", model);
   return words;
 }
 
 std::string hash_text(const Tokenizer& tokenizer) { return fmt::format("{:016x}", tokenizer.fingerprint()); }
 
-double Training::flops_per_token() const {
-  double weights = 0;
-  std::set<std::string> seen;  // the uses of a tied weight in a pipeline have one path
-  for (const Parameter* p : parts_.model->parameters()) {
-    const std::string& path = p->path();
-    if (!seen.insert(path).second) continue;
-    if (path.starts_with("token_embedding") && !config_.model.tied) continue;  // a row is read
-    const bool of_experts = path.find(".experts.") != std::string::npos;
-    weights +=
-        static_cast<double>(p->global_shape().count()) *
-        (of_experts ? static_cast<double>(config_.moe.router.top_k) / static_cast<double>(config_.moe.experts)
-                    : 1);
-  }
-  const TransformerConfig& m = config_.model;
-  const std::int64_t width = m.heads * (m.head_size != 0 ? m.head_size : m.dim / m.heads);
-  return 6 * weights + 6 * static_cast<double>(m.layers * width * config_.sequence);
+// The uses of a tied weight in a pipeline have one path.
+std::vector<const Parameter*> Training::parameters() const {
+  std::vector<const Parameter*> all;
+  std::set<std::string> seen;
+  for (const Parameter* p : parts_.model->parameters())
+    if (seen.insert(p->path()).second) all.push_back(p);
+  return all;
 }
 
 std::int64_t Training::parameter_count() const {
   std::int64_t n = 0;
-  std::set<std::string> seen;  // as above
-  for (const Parameter* p : parts_.model->parameters())
-    if (seen.insert(p->path()).second) n += p->global_shape().count();
+  for (const Parameter* p : parameters()) n += p->global_shape().count();
   return n;
 }
 

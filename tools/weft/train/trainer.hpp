@@ -1,4 +1,4 @@
-// One training run of a transformer over a mesh of data axes and tp: `weft train` drives it, and
+// One training run over a mesh of data axes, tp and domain: `weft train` drives it, and
 // `weft parity` compares several. Each rank has its own object, used by one thread.
 #pragma once
 
@@ -9,12 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "map_data.hpp"
+#include "model_kind.hpp"
 #include "training_data.hpp"
 #include "weft/base/chunk.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/models/moe_transformer.hpp"
 #include "weft/models/trainer.hpp"
+#include "weft/models/weather.hpp"
 #include "weft/nn/schedule.hpp"
 
 namespace weft::tools {
@@ -32,7 +35,10 @@ struct TrainConfig {
   /// With experts, the blocks of `model` have mixtures of experts, which this describes; 0 experts: none. Its
   /// transformer is not read.
   MoETransformerConfig moe{.experts = 0, .router = {.aux_loss = 0.01}};
-  std::string kind;                      ///< dense or moe; empty until fill_in(): experts say it
+  /// The model of kind weather: its init_std is that of `model`, and its dim the channels of `maps`.
+  WeatherStageConfig weather{.depth = 2, .head_dim = 8, .local_window = 4, .global_window = 4};
+  MapConfig maps;                        ///< of kind weather
+  std::string kind;                      ///< dense, moe or weather; empty until fill_in(): experts say it
   std::string router = "softmax";        ///< softmax or sigmoid
   std::string router_bias = "none";      ///< none, or selects
   double capacity_factor = 0;            ///< of the global batch, by weight; 0: no capacity
@@ -61,8 +67,9 @@ struct TrainConfig {
   std::filesystem::path init_from;
   std::string init_except;
   std::uint64_t seed = 1;
-  int dp = -1;  ///< -1: the ranks divided by tp and pp
+  int dp = -1;  ///< -1: the ranks divided by tp, pp, ep and domain
   int tp = 1;
+  int domain = 1;                 ///< the ranks that share each map, cut along its rows
   int ep = 1;                     ///< the ranks that share the experts; they have different sequences
   int pp = 1;                     ///< the ranks of a pipeline; 1: the model is no pipeline
   std::string pipeline = "1f1b";  ///< the name of a PipelineKind, or the file of a schedule
@@ -93,6 +100,9 @@ struct TrainConfig {
   /// the tokenizer, and throws its errors.
   void fill_in();
   std::int64_t tokenizer_size = 0;  ///< by fill_in(); 0: there is no tokenizer
+  bool is_of_maps() const noexcept { return kind == "weather"; }
+  /// The weather stage, if the model is one.
+  WeatherStageConfig weather_model() const;
   bool has_experts() const noexcept { return moe.experts != 0; }
   /// The model, if it has experts.
   MoETransformerConfig moe_model() const;
@@ -106,10 +116,13 @@ struct TrainConfig {
 /// cannot read.
 std::vector<ParameterGroup> groups_of(const std::string& text);
 
-/// A weft::Trainer on this text, with this schedule.
+/// The ranks with different rows, in a mesh of TrainConfig::check().
+int data_ranks_of(const MeshShape& mesh);
+
+/// A weft::Trainer on these data, with this schedule.
 class Training {
  public:
-  /// Collective over `group`. Throws like TrainConfig::check, and throws system if the text cannot be read.
+  /// Collective over `group`. Throws like TrainConfig::check, and throws system if the data cannot be read.
   /// `resumes`: resume() is called next, so TrainConfig::init_from is not read.
   Training(ProcessGroup& group, const TrainConfig& config, bool resumes);
 
@@ -125,12 +138,12 @@ class Training {
   /// `most_batches`: as many of --batch sequences, from the first on; 0: all. Collective.
   weft::Trainer::Evaluation evaluate(std::int64_t most_batches);
   /// How many samples the steps so far have drawn, and the whole rounds through the training part in them.
-  std::int64_t samples() const noexcept { return samples_; }
-  std::int64_t epoch() const noexcept { return order_.epoch(samples_); }
+  std::int64_t samples() const noexcept { return drawn_; }
+  std::int64_t epoch() const noexcept { return order_.epoch(drawn_); }
   double rate_at(std::int64_t step) const { return schedule_.at(step); }
 
-  /// Null: bytes, or files of tokens alone.
-  const Tokenizer* tokenizer() const noexcept { return tokenizer_ ? &*tokenizer_ : nullptr; }
+  /// Null: bytes, files of tokens alone, or maps.
+  const Tokenizer* tokenizer() const noexcept { return samples_->tokenizer(); }
   /// For train(): the trainer, and what its checkpoints say of the run.
   weft::Trainer& trainer() noexcept { return trainer_; }
   CheckpointExtra extra() const;
@@ -145,30 +158,29 @@ class Training {
   std::string float8_report() const { return parts_.float8 ? parts_.float8->report().text() : ""; }
   /// The load of the experts in the last step, by layer; empty without experts. All ranks know it.
   const std::vector<LayerBalance>& balance() const noexcept { return balance_; }
-  /// Floating-point operations of a step for each token, forward and backward: 6 for each weight by which a
-  /// token is multiplied, and for each layer 12 for each feature of the positions that it attends to, which
-  /// are half of them (A. Chowdhery et al., "PaLM", 2022, appendix B, with all positions). Operations that
+  /// Floating-point operations of a step for each of KindWords::rate, forward and backward. Operations that
   /// activation checkpointing repeats do not count.
-  double flops_per_token() const;
+  double flops_per_unit() const { return kind_.flops_per_unit(config_, parameters()); }
   weft::Trainer::Memory memory() const { return trainer_.memory(); }
-  std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
+  std::int64_t units_per_step() const { return kind_.units_per_step(config_); }
 
  private:
-  std::vector<TokenBatch> batches_of(const Sequences& rows) const;
+  BatchCut cut() const { return {config_.global_batch, parts_.data.size(), config_.micro_batches}; }
+  std::vector<const Parameter*> parameters() const;
   Tensor on_all_stages(const Tensor& own);
   std::vector<HookHandle> see_activations(const See& see);
 
   TrainConfig config_;
-  std::optional<Tokenizer> tokenizer_;
-  TrainingData data_;
+  const ModelKind& kind_;
+  std::unique_ptr<Samples> samples_;
   std::string identity_;
   Compute compute_;
   ParallelModel parts_;
   Trainer trainer_;
   Schedule schedule_;
   SampleOrder order_;
-  Chunk part_;  // the rows of a global batch that this rank has
-  std::int64_t samples_ = 0;
+  Chunk part_;              // the rows of a global batch that this rank has
+  std::int64_t drawn_ = 0;  // samples
   std::vector<LayerBalance> balance_;
 };
 
