@@ -40,8 +40,9 @@ void cast_both(const char* what, Casts::Cast<In, Out> vector, Casts::Cast<In, Ou
     for (const std::size_t n : {std::size_t{0}, std::size_t{1}, std::size_t{17}, x.size()}) {
       std::vector<Out> got(x.size()), expected(x.size());
       const auto count = static_cast<std::int64_t>(n);
-      vector(x.data(), {scales.data(), each}, format, got.data(), count);
-      plain(x.data(), {scales.data(), each}, format, expected.data(), count);
+      const std::int64_t rows = n > 17 ? 1 : 3;
+      vector(x.data(), {scales.data(), each}, format, got.data(), rows, count);
+      plain(x.data(), {scales.data(), each}, format, expected.data(), rows, count);
       expect_same(what, x, got, expected);
     }
 }
@@ -99,7 +100,7 @@ int main() {
     }
     const float one = 1;
     std::vector<std::uint8_t> codes(x.size()), expected;
-    neon->f32_to_codes(x.data(), {&one, false}, format, codes.data(), static_cast<std::int64_t>(x.size()));
+    neon->f32_to_codes(x.data(), {&one, false}, format, codes.data(), 1, static_cast<std::int64_t>(x.size()));
     for (const float f : x) expected.push_back(static_cast<std::uint8_t>(reference.code(f)));
     expect_same("f32 to codes", x, codes, expected);
 

@@ -168,6 +168,42 @@ TEST_P(Float8Numbers, Bf16CastsAsTheSameF32) {
   }
 }
 
+// A scale for each column: few rows and many, columns around the width of vectors and of parts, values that
+// are cut off, NaNs, and scales that are not positive or leave hardly any value in the range of the format.
+TEST_P(Float8Numbers, Bf16CastsByColumnsAsTheSameF32) {
+  std::mt19937_64 random(19);
+  const float odd_scales[] = {-0.37F, 0.0F, kInf, kQuiet, 0x1p-95F, 0x1p126F};
+  for (const int threads : {1, 2})
+    for (const auto& [rows, columns] : {std::pair<std::int64_t, std::int64_t>{1, 64},
+                                        {3, 200},
+                                        {4, 31},
+                                        {40, 32},
+                                        {70, 129},
+                                        {5, 1100},
+                                        {9, 8192 + 77}})
+      for (const bool odd : {false, true}) {
+        KernelContext ctx(threads);
+        const Shape shape{rows, columns};
+        std::vector<bf16> half;
+        std::vector<float> x, scales;
+        for (std::int64_t i = 0; i < rows * columns; ++i) {
+          const bool any = random() % 3000 == 0;
+          half.push_back(bf16::from_bits(static_cast<std::uint16_t>(
+              any ? random() : (random() & 0x8000) | (0x3900 + random() % 0x900))));
+          x.push_back(static_cast<float>(half.back()));
+        }
+        for (std::int64_t i = 0; i < columns; ++i)
+          scales.push_back(std::exp2(static_cast<float>(random() % 4096) / 128 - 16));
+        if (odd) scales[random() % scales.size()] = odd_scales[random() % 6];
+        std::vector<std::uint8_t> codes(x.size()), expected(x.size());
+        float8::quantise(ctx, view(half.data(), shape), Granularity::columnwise, scales.data(),
+                         codes_view(codes, GetParam(), shape));
+        float8::quantise(ctx, view(x.data(), shape), Granularity::columnwise, scales.data(),
+                         codes_view(expected, GetParam(), shape));
+        ASSERT_EQ(codes, expected) << rows << " rows of " << columns << (odd ? ", an odd scale" : "");
+      }
+}
+
 // Rows that are taken together and rows that remain; magnitudes of bf16 are those of the same f32.
 TEST(Float8Amax, OfBf16IsThatOfTheSameF32) {
   std::mt19937_64 random(18);

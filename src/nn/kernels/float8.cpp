@@ -198,16 +198,24 @@ void cast_matrix(KernelContext& ctx, Casts::Cast<In, Out> cast, const ConstTenso
   if (granularity == Granularity::tensorwise) {
     kernels::cpu::parallel_blocks(ctx.state(), size.rows * size.columns, kFlatBlock,
                                   [&](std::int64_t begin, std::int64_t end) {
-                                    cast(x + begin, {scales, false}, format, out + begin, end - begin);
+                                    cast(x + begin, {scales, false}, format, out + begin, 1, end - begin);
                                   });
     return;
   }
-  const bool by_row = granularity == Granularity::rowwise;
-  by_rows(ctx, size, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t r = begin; r < end; ++r)
-      cast(x + r * size.columns, {scales + (by_row ? r : 0), !by_row}, format, out + r * size.columns,
-           size.columns);
-  });
+  if (granularity == Granularity::rowwise) {
+    by_rows(ctx, size, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t r = begin; r < end; ++r)
+        cast(x + r * size.columns, {scales + r, false}, format, out + r * size.columns, 1, size.columns);
+    });
+    return;
+  }
+  // Many rows in one task: a cast may first compute something for each column.
+  const std::int64_t flat = kFlatBlock / std::max<std::int64_t>(1, size.columns);
+  kernels::cpu::parallel_blocks(ctx.state(), size.rows, std::max<std::int64_t>(32, flat),
+                                [&](std::int64_t begin, std::int64_t end) {
+                                  const std::int64_t at = begin * size.columns;
+                                  cast(x + at, {scales, true}, format, out + at, end - begin, size.columns);
+                                });
 }
 
 }  // namespace

@@ -108,88 +108,158 @@ struct Avx2Lanes {
   }
 };
 
-// bf16 to codes with one scale, in words of 16 bits where vector_casts.hpp has words of 32: arithmetic, not
-// memory, limits that cast with AVX2.
+// bf16 to codes in words of 16 bits, where vector_casts.hpp has words of 32: arithmetic, not memory, limits
+// that cast with AVX2.
 //
 // A product's exponent is that of x, raised by a constant, and by one more from a certain mantissa on. The
-// word of x therefore determines the anchor of its product: `first` is the smallest magnitude whose product
-// is at least twice the smallest normal value; a magnitude m is (m - first) / 128 + 1 exponents above the
-// anchor `magic`, rounded down, or has that anchor. Words at even places become floats by a shift, those at
-// odd places by a mask. The sum with the anchor then has in its lower word the multiples of the last bit.
-class OneScale {
+// word of x and its scale therefore determine the anchor of its product: a magnitude m is
+// (m - `before`) / 128 exponents above the anchor `magic`, rounded down, or has that anchor. Words at even
+// places become floats by a shift, those at odd places by a mask. The sum with the anchor then has in its
+// lower word the multiples of the last bit. The anchor of a magnitude beyond the format may overflow: it is
+// then a NaN whose lower word is 0, and the code is too large all the same.
+class InWords {
  public:
-  /// usable() is false for scales that are not positive, or so small or large that exponents might overflow.
-  OneScale(float scale, const Float8Format& f) : scale_(scale), format_(f) {
-    if (!(scale >= 0x1p-90F && scale <= 0x1p90F)) return;
-    first_ = least_with(2 * std::bit_cast<float>(f.least_normal));
-    // A product above the largest value by 1/64 still rounds to that value: no x below has a code too large.
-    beyond_ = least_with(std::bit_cast<float>(f.largest) * (1 + 1.0F / 64));
-  }
-  bool usable() const noexcept { return first_ != 0; }
+  static constexpr std::int64_t kBlock = 32;      // elements
+  static constexpr std::int64_t kColumns = 8192;  // at most
 
-  /// Writes the codes of `blocks` times 32 elements. False: they are not valid, because some x is a NaN or is
-  /// beyond the largest value.
-  bool cast(const bf16* x, std::uint8_t* codes, std::int64_t blocks) const {
+  explicit InWords(const Float8Format& format) : format_(format) {}
+
+  /// Sets the scales of `count` columns, a multiple of 16. False if one is not positive, or so small or large
+  /// that a product of bf16 might overflow.
+  ///
+  /// The smallest magnitude whose product is at least twice the smallest normal value is the quotient of the
+  /// two cut to bf16, or the magnitude after that.
+  bool set(const float* scales, std::int64_t count) {
+    const __m256 least = _mm256_set1_ps(2 * std::bit_cast<float>(format_.least_normal)),
+                 lowest = _mm256_set1_ps(0x1p-90F), highest = _mm256_set1_ps(0x1p90F);
+    const __m256i upper = _mm256_set1_epi32(~0xffff);
+    __m256 usable = _mm256_castsi256_ps(_mm256_set1_epi32(-1));
+    const auto before = [&](__m256 scale) {
+      usable = _mm256_and_ps(usable, _mm256_and_ps(_mm256_cmp_ps(scale, lowest, _CMP_GE_OQ),
+                                                   _mm256_cmp_ps(scale, highest, _CMP_LE_OQ)));
+      const __m256i cut = _mm256_and_si256(_mm256_castps_si256(_mm256_div_ps(least, scale)), upper);
+      const __m256 small = _mm256_cmp_ps(_mm256_mul_ps(_mm256_castsi256_ps(cut), scale), least, _CMP_LT_OQ);
+      const __m256i first = _mm256_sub_epi32(_mm256_srli_epi32(cut, 16), _mm256_castps_si256(small));
+      return _mm256_sub_epi32(first, _mm256_set1_epi32(128));
+    };
+    for (std::int64_t at = 0; at < count; at += 16) {
+      const __m256 a = _mm256_loadu_ps(scales + at), b = _mm256_loadu_ps(scales + at + 8);
+      const auto in_order = [](__m256 halves) {
+        return _mm256_permute4x64_epi64(_mm256_castps_si256(halves), 0xd8);
+      };
+      store(scales_ + at, in_order(_mm256_shuffle_ps(a, b, 0x88)));  // of even places
+      store(scales_ + at + 8, in_order(_mm256_shuffle_ps(a, b, 0xdd)));
+      store(before_ + at, _mm256_permute4x64_epi64(_mm256_packs_epi32(before(a), before(b)), 0xd8));
+    }
+    return _mm256_movemask_ps(usable) == 0xff;
+  }
+
+  /// Writes the codes of `blocks` blocks, with the scale of each column from `column` on, or with that of
+  /// column 0. False: they are not valid, because some x is a NaN.
+  template <bool kEach>
+  bool cast(const bf16* x, std::uint8_t* codes, std::int64_t blocks, std::int64_t column) const {
     const __m256i magnitude = words(kMagnitude >> 16), odd = _mm256_set1_epi32(~0xffff),
-                  before = words(first_ - 128), exponent = words(0xff80),
-                  magic = words(bits_of(format_.magic) >> 16),
-                  sign = _mm256_set1_epi8(static_cast<char>(0x80));
+                  exponent = words(0xff80), magic = words(bits_of(format_.magic) >> 16), sign = bytes(0x80),
+                  limit = bytes(format_.largest_code);
     const __m128i by = _mm_cvtsi32_si128(format_.dropped - 16);
-    const __m256 scale = _mm256_set1_ps(scale_);
+    const __m256 scale_of_all = _mm256_set1_ps(scales_[0]);
+    const __m256i before_of_all = words(before_[0]);
+    const bf16* const begin = x;
+    const float* scales = scales_ + column;
+    const std::int16_t* before = before_ + column;
     __m256i largest = _mm256_setzero_si256();
-    const auto of_words = [&](__m256i all) {
+    const auto of_words = [&](__m256i all, int at) {
       const __m256i m = _mm256_and_si256(all, magnitude);
-      largest = _mm256_max_epi16(largest, m);
-      const __m256i above = _mm256_and_si256(_mm256_subs_epu16(m, before), exponent);
-      const __m256i anchor = _mm256_add_epi16(above, magic);
-      const auto sum = [&](__m256i v, __m256i a) {
+      const __m256i above =
+          _mm256_and_si256(_mm256_subs_epu16(m, kEach ? load(before + at) : before_of_all), exponent);
+      const __m256i anchor = _mm256_adds_epi16(above, magic);
+      const auto sum = [&](__m256i v, __m256i a, int lane) {
+        const __m256 scale = kEach ? _mm256_loadu_ps(scales + at + lane) : scale_of_all;
         return _mm256_castps_si256(
             _mm256_add_ps(_mm256_mul_ps(_mm256_castsi256_ps(v), scale), _mm256_castsi256_ps(a)));
       };
-      const __m256i even = sum(_mm256_slli_epi32(m, 16), _mm256_slli_epi32(anchor, 16)),
-                    odds = sum(_mm256_and_si256(m, odd), _mm256_and_si256(anchor, odd));
+      const __m256i even = sum(_mm256_slli_epi32(m, 16), _mm256_slli_epi32(anchor, 16), 0),
+                    odds = sum(_mm256_and_si256(m, odd), _mm256_and_si256(anchor, odd), 8);
       return _mm256_add_epi16(_mm256_blend_epi16(even, _mm256_slli_epi32(odds, 16), 0xaa),
                               _mm256_srl_epi16(above, by));
     };
-    for (; blocks > 0; --blocks, x += 32, codes += 32) {
+    for (; blocks > 0; --blocks, x += kBlock, codes += kBlock) {
       _mm_prefetch(reinterpret_cast<const char*>(x + 4096), _MM_HINT_T0);
-      const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)),
-                    b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + 16));
-      const __m256i unsigned_codes = _mm256_packs_epi16(of_words(a), of_words(b));
+      const __m256i a = load(x), b = load(x + 16);
+      __m256i unsigned_codes = _mm256_packs_epi16(of_words(a, 0), of_words(b, 16));
+      largest = _mm256_max_epu8(largest, unsigned_codes);
+      unsigned_codes = _mm256_min_epu8(unsigned_codes, limit);
       const __m256i both = _mm256_or_si256(unsigned_codes, _mm256_and_si256(_mm256_packs_epi16(a, b), sign));
       _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permute4x64_epi64(both, 0xd8));
+      if (kEach) scales += kBlock, before += kBlock;
     }
-    const __m256i without_code = _mm256_cmpgt_epi16(largest, words(beyond_ - 1));
-    return _mm256_testz_si256(without_code, without_code) != 0;
+    const __m256i beyond = _mm256_cmpgt_epi8(largest, limit);
+    return _mm256_testz_si256(beyond, beyond) != 0 || !has_nan(begin, x);
   }
 
  private:
-  static __m256i words(int x) { return _mm256_set1_epi16(static_cast<short>(x)); }
-  // The smallest magnitude of bf16 whose product is at least so large; monotone, since rounding is.
-  int least_with(float product) const {
-    int low = 0x80, high = 0x7f80;
-    while (low < high) {
-      const int middle = (low + high) / 2;
-      const bool enough = std::bit_cast<float>(middle << 16) * scale_ >= product;
-      (enough ? high : low) = enough ? middle : middle + 1;
-    }
-    return low;
+  static bool has_nan(const bf16* x, const bf16* end) {
+    __m256i largest = _mm256_setzero_si256();
+    for (; x < end; x += 16)
+      largest = _mm256_max_epi16(largest, _mm256_and_si256(load(x), words(kMagnitude >> 16)));
+    const __m256i nan = _mm256_cmpgt_epi16(largest, words(kInfinite >> 16));
+    return _mm256_testz_si256(nan, nan) == 0;
   }
-  float scale_;
+  static __m256i words(int x) { return _mm256_set1_epi16(static_cast<short>(x)); }
+  static __m256i bytes(int x) { return _mm256_set1_epi8(static_cast<char>(x)); }
+  template <class T>
+  static __m256i load(const T* x) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  }
+  template <class T>
+  static void store(T* to, __m256i x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), x);
+  }
   Float8Format format_;
-  int first_ = 0, beyond_ = 0;
+  float scales_[kColumns];  // of 16 columns those at even places, then those at odd ones
+  std::int16_t before_[kColumns];
 };
 
+constexpr auto kGeneralBf16ToCodes = VectorCasts<Avx2Lanes>::kCasts.bf16_to_codes;
+
+// Casts `count` elements, in parts: the general cast repeats a part whose codes are not valid.
+template <bool kEach>
+void cast_in_words(const InWords& words, const bf16* x, const float* scales, const Float8Format& format,
+                   std::uint8_t* codes, std::int64_t count) {
+  constexpr std::int64_t kPart = 1024;
+  for (std::int64_t at = 0; at < count; at += kPart) {
+    const std::int64_t part = std::min(kPart, count - at);
+    if (!words.cast<kEach>(x + at, codes + at, part / InWords::kBlock, kEach ? at : 0))
+      kGeneralBf16ToCodes(x + at, {scales + (kEach ? at : 0), kEach}, format, codes + at, 1, part);
+  }
+}
+
 void bf16_to_codes(const bf16* x, CastScales scales, const Float8Format& format, std::uint8_t* codes,
-                   std::int64_t n) {
-  constexpr std::int64_t kPart = 1024;  // elements
-  const auto& general = VectorCasts<Avx2Lanes>::kCasts.bf16_to_codes;
-  if (scales.each || n < kPart) return general(x, scales, format, codes, n);
-  const OneScale one(*scales.scales, format);
-  if (!one.usable()) return general(x, scales, format, codes, n);
-  for (; n >= kPart; n -= kPart, x += kPart, codes += kPart)
-    if (!one.cast(x, codes, kPart / 32)) general(x, scales, format, codes, kPart);
-  general(x, scales, format, codes, n);
+                   std::int64_t rows, std::int64_t n) {
+  InWords words(format);
+  if (!scales.each) {
+    float same[16];
+    std::fill(same, same + 16, *scales.scales);
+    const std::int64_t count = rows * n, in_blocks = count - count % InWords::kBlock;
+    const bool usable = count >= 1024 && words.set(same, 16);
+    if (usable) cast_in_words<false>(words, x, same, format, codes, in_blocks);
+    const std::int64_t done = usable ? in_blocks : 0;
+    return kGeneralBf16ToCodes(x + done, scales, format, codes + done, 1, count - done);
+  }
+  for (std::int64_t at = 0; at < n;) {
+    const std::int64_t rest = n - at, in_blocks = std::min(rest - rest % InWords::kBlock, InWords::kColumns),
+                       columns = in_blocks > 0 ? in_blocks : rest;
+    const float* const of_columns = scales.scales + at;
+    const bool usable = rows >= 4 && in_blocks > 0 && words.set(of_columns, in_blocks);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t from = r * n + at;
+      if (usable)
+        cast_in_words<true>(words, x + from, of_columns, format, codes + from, columns);
+      else
+        kGeneralBf16ToCodes(x + from, {of_columns, true}, format, codes + from, 1, columns);
+    }
+    at += columns;
+  }
 }
 
 constexpr Casts with_bf16_to_codes(Casts casts) {

@@ -28,16 +28,17 @@ inline constexpr Float8Format kE5m2{21,   112 << 23, bits_of(0x1p-14F), bits_of(
 
 inline constexpr std::int32_t kMagnitude = 0x7fffffff, kInfinite = 0x7f800000, kNaN = 0x7fc00000;
 
-/// The scales of n elements: one for all, or one for each.
+/// The scales of rows of n elements: one for all, or one for each column.
 struct CastScales {
   const float* scales;
   bool each;
 };
 
-/// The functions of weft/nn/float8.hpp on n elements that stand one after the other.
+/// The functions of weft/nn/float8.hpp on elements that stand one after the other: `rows` times n of them.
 struct Casts {
   template <class In, class Out>
-  using Cast = void (*)(const In* x, CastScales scales, const Float8Format& format, Out* out, std::int64_t n);
+  using Cast = void (*)(const In* x, CastScales scales, const Float8Format& format, Out* out,
+                        std::int64_t rows, std::int64_t n);
   template <class Out>
   using Widen = void (*)(const std::uint8_t* codes, const Float8Format& format, Out* out, std::int64_t n);
 

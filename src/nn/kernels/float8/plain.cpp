@@ -35,15 +35,18 @@ inline void store(float v, const Float8Format& f, bf16& value) {
 }
 
 template <class In, class Out>
-void cast(const In* x, CastScales scales, const Float8Format& format, Out* out, std::int64_t n) {
+void cast(const In* x, CastScales scales, const Float8Format& format, Out* out, std::int64_t rows,
+          std::int64_t n) {
   const Float8Format f = format;
-  if (scales.each) {
-#pragma GCC ivdep
-    for (std::int64_t i = 0; i < n; ++i) store(f32_of(x[i]) * scales.scales[i], f, out[i]);
-  } else {
+  if (!scales.each) {
     const float scale = *scales.scales;
 #pragma GCC ivdep
-    for (std::int64_t i = 0; i < n; ++i) store(f32_of(x[i]) * scale, f, out[i]);
+    for (std::int64_t i = 0; i < rows * n; ++i) store(f32_of(x[i]) * scale, f, out[i]);
+    return;
+  }
+  for (std::int64_t r = 0; r < rows; ++r, x += n, out += n) {
+#pragma GCC ivdep
+    for (std::int64_t i = 0; i < n; ++i) store(f32_of(x[i]) * scales.scales[i], f, out[i]);
   }
 }
 

@@ -121,11 +121,10 @@ class VectorCasts {
     std::memcpy(out + i, results, rest * sizeof(Out));
   }
   template <class In, class Out>
-  static void cast(const In* x, CastScales s, const Float8Format& format, Out* out, std::int64_t n) {
-    if (s.each)
-      cast_all<true>(x, s.scales, format, out, n);
-    else
-      cast_all<false>(x, s.scales, format, out, n);
+  static void cast(const In* x, CastScales s, const Float8Format& format, Out* out, std::int64_t rows,
+                   std::int64_t n) {
+    if (!s.each) return cast_all<false>(x, s.scales, format, out, rows * n);
+    for (std::int64_t r = 0; r < rows; ++r) cast_all<true>(x + r * n, s.scales, format, out + r * n, n);
   }
 
   struct WideningConstants {
