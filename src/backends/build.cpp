@@ -23,7 +23,7 @@ std::uint64_t common_layout() {
                      offsetof(CallRecord, op), offsetof(CallRecord, dtype), offsetof(CallRecord, reduce),
                      offsetof(CallRecord, order), sizeof(Announcement), offsetof(Announcement, record),
                      offsetof(Announcement, gives), offsetof(Announcement, expects),
-                     offsetof(Announcement, largest), sizeof(Block), kOpCount, kDTypeCount,
+                     offsetof(Announcement, largest), sizeof(BufferBlock), kOpCount, kDTypeCount,
                      kReduceKindCount));
   for (int i = 0; i < kOpCount; ++i) hash.add(name(static_cast<Op>(i)));
   for (int i = 0; i < kDTypeCount; ++i) hash.add(name(static_cast<DType>(i)));

@@ -53,7 +53,7 @@ class CallWord {
 };
 
 /// Returns the count vector, which must be equal on all ranks. Null if the operation has none.
-inline const Block* agreed_blocks(const OpState& s) noexcept {
+inline const BufferBlock* agreed_blocks(const OpState& s) noexcept {
   switch (row(s.op).counts) {
     case Counts::out_blocks: return s.out_blocks;
     case Counts::in_blocks: return s.in_blocks;
@@ -76,9 +76,9 @@ inline std::int64_t agreed_count(const OpState& s, int size) noexcept {
     case Counts::in_is_n_out: return s.out_count;
     case Counts::out_blocks:
     case Counts::in_blocks: {
-      const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks;
+      const BufferBlock* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks;
       return std::accumulate(blocks, blocks + size, std::int64_t{0},
-                             [](std::int64_t sum, const Block& b) { return sum + b.count; });
+                             [](std::int64_t sum, const BufferBlock& b) { return sum + b.count; });
     }
     case Counts::none:
     case Counts::both_blocks:
@@ -100,7 +100,7 @@ inline std::uint64_t detail_hash(const OpState& s, int size) noexcept {
   const bool reduces = row(s.op).reduces;
   const bool scaled = reduces && s.reduce.kind == ReduceOp::Kind::premul_sum,
              users = reduces && s.reduce.kind == ReduceOp::Kind::user && s.reduce.user != nullptr;
-  const Block* const blocks = agreed_blocks(s);
+  const BufferBlock* const blocks = agreed_blocks(s);
   if (!scaled && !users && blocks == nullptr) return 0;
   Fnv1a hash;
   if (scaled) hash.add_at_once(std::bit_cast<std::uint64_t>(s.reduce.scale));

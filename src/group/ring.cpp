@@ -5,9 +5,9 @@
 namespace weft {
 
 // Blocks without offsets follow one another.
-void Ring::keep_blocks(std::vector<Block>& blocks, OpState& op, const Call& call, int ranks) noexcept {
+void Ring::keep_blocks(std::vector<BufferBlock>& blocks, OpState& op, const Call& call, int ranks) noexcept {
   const auto n = static_cast<std::size_t>(ranks);
-  const auto keep = [&](const Blocks& from, Block* to) -> const Block* {
+  const auto keep = [&](const Blocks& from, BufferBlock* to) -> const BufferBlock* {
     if (from.counts.empty()) return nullptr;
     std::int64_t next = 0;
     for (std::size_t i = 0; i < n; ++i) {

@@ -34,7 +34,7 @@ class Ring {
     Clock::time_point expires{}, warns{};
     OpState op;
     // for v-forms; op points into it; kept for the next call
-    std::vector<Block> blocks;
+    std::vector<BufferBlock> blocks;
     std::vector<std::shared_ptr<Callback>> callbacks;  // called when the call has ended
     // receives the found message; null: the message is not needed
     std::shared_ptr<FoundMessage> found;
@@ -161,7 +161,8 @@ class Ring {
 
   /// Copies the blocks of a v-form into `blocks`, and makes the operation point to the copy. `blocks` must
   /// have room for both sides of `ranks` ranks.
-  static void keep_blocks(std::vector<Block>& blocks, OpState& op, const Call& call, int ranks) noexcept;
+  static void keep_blocks(std::vector<BufferBlock>& blocks, OpState& op, const Call& call,
+                          int ranks) noexcept;
   /// Returns whether a call in flight, or a failed call, uses a part of this memory. Any thread.
   bool is_exposed(const void* block, std::size_t bytes) const noexcept;
   /// Lists the memory that peers may write in `to`, which must have room for kSlots entries. Returns the

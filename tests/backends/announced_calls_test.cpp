@@ -47,7 +47,7 @@ TEST(AnnouncedCalls, ARankMayBeAheadAndIsComparedWhenThisOneCalls) {
 
 // Both ranks of the pair find the mismatch, although one of them only sends.
 TEST(AnnouncedCalls, CountsOfAPairAreComparedInBothDirections) {
-  const std::array<std::array<Block, 2>, 2> give{{{{{0, 1}, {1, 2}}}, {{{0, 3}, {3, 4}}}}},
+  const std::array<std::array<BufferBlock, 2>, 2> give{{{{{0, 1}, {1, 2}}}, {{{0, 3}, {3, 4}}}}},
       get{{{{{0, 1}, {1, 3}}}, {{{0, 5}, {5, 4}}}}};
   std::vector<Announcement> told;
   std::vector<OpState> states;

@@ -37,8 +37,8 @@ std::string text_of(const std::function<void()>& f) {
 
 class PersistentCalls : public RecordedGroup {};
 
-std::vector<Block> blocks_of(const Block* from, int n) {
-  return from == nullptr ? std::vector<Block>{} : std::vector<Block>(from, from + n);
+std::vector<BufferBlock> blocks_of(const BufferBlock* from, int n) {
+  return from == nullptr ? std::vector<BufferBlock>{} : std::vector<BufferBlock>(from, from + n);
 }
 
 TEST_F(PersistentCalls, TheBackendIsHandedWhatAPlainCallHandsIt) {
@@ -79,7 +79,7 @@ TEST_F(PersistentCalls, TheBackendIsHandedWhatAPlainCallHandsIt) {
     PersistentCall p = g.make(c);
     EXPECT_EQ(p.op(), c.op);
     EXPECT_EQ(recording.posted().size(), before);  // nothing is sent
-    std::vector<std::vector<Block>> blocks;
+    std::vector<std::vector<BufferBlock>> blocks;
     recording.decide([&](const OpState& s) {
       blocks.push_back(blocks_of(s.in_blocks, 3));
       blocks.push_back(blocks_of(s.out_blocks, 3));
@@ -327,7 +327,7 @@ TEST_F(PersistentCalls, AfterItsGroupHasEndedItSaysSo) {
 TEST_F(PersistentCalls, ItMayGoWhileItsCallIsInFlight) {
   ProcessGroup g = make();
   const std::vector<std::int64_t> counts{2, 0, 1};
-  const Block* blocks = nullptr;
+  const BufferBlock* blocks = nullptr;
   recording.decide([&](const OpState& s) {
     blocks = s.out_blocks;
     return Fate{.kind = Fate::never};

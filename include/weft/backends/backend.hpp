@@ -90,7 +90,7 @@ struct MemoryRange {
 };
 
 /// A part of a buffer, in elements.
-struct Block {
+struct BufferBlock {
   std::int64_t offset = 0;
   std::int64_t count = 0;
 };
@@ -116,8 +116,8 @@ struct OpState {
   Stream stream{};
   /// v-forms: for each rank r, block r of `in` and block r of `out`. Null if all blocks of the operation have
   /// equal size. Valid as long as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
-  const Block* in_blocks = nullptr;
-  const Block* out_blocks = nullptr;
+  const BufferBlock* in_blocks = nullptr;
+  const BufferBlock* out_blocks = nullptr;
   /// If this call is a part of a composed call: the user's call, which ranks compare and texts name. Null if
   /// this call is itself the user's. Valid as long as this call.
   const OpState* user = nullptr;

@@ -77,7 +77,7 @@ constexpr bool has_out(Op op, bool at_root) noexcept {
 
 /// The part of this rank's `in` that goes to rank `to` (or that the group combines for rank `to`), in a group
 /// of `size`. Empty if this rank has no `in`, or rank `to` gets nothing.
-inline Block in_block(const OpState& s, int to, int size) noexcept {
+inline BufferBlock in_block(const OpState& s, int to, int size) noexcept {
   switch (row(s.op).counts) {
     case Counts::in_blocks:
     case Counts::both_blocks: return s.in_blocks[to];
@@ -99,7 +99,7 @@ inline Block in_block(const OpState& s, int to, int size) noexcept {
 
 /// The part of this rank's `out` that comes from rank `from`. Do not call it for operations that reduce,
 /// since they have no such part.
-inline Block out_block(const OpState& s, int from, int size) noexcept {
+inline BufferBlock out_block(const OpState& s, int from, int size) noexcept {
   switch (row(s.op).counts) {
     case Counts::out_blocks:
     case Counts::both_blocks: return s.out_blocks[from];

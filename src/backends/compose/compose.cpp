@@ -158,7 +158,7 @@ void Composer::post_messages(Composed& c, int tag) noexcept {
   by_messages_ = true;
   const Exchange& x = c.exchange;
   const std::int64_t element = size_bytes(c.user->dtype);
-  const auto post = [&](Op op, int peer, const Block& b) {
+  const auto post = [&](Op op, int peer, const BufferBlock& b) {
     if (b.count == 0) return;
     OpState& inner = next_inner(c, op, tag);
     inner.peer = peer;

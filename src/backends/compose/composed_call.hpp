@@ -23,7 +23,7 @@ struct Exchange {
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
   std::int64_t in_count = 0, out_count = 0;
-  std::vector<Block> to, from;
+  std::vector<BufferBlock> to, from;
 };
 
 /// The local work of this rank, which is done chunk by chunk: elements (for copies, bytes) [done, total) are
@@ -39,8 +39,8 @@ struct Composed {
         done(static_cast<std::size_t>(2 * size)),
         ins(static_cast<std::size_t>(size)),
         prefixes(static_cast<std::size_t>(size)),
-        exchange{.to = std::vector<Block>(static_cast<std::size_t>(size)),
-                 .from = std::vector<Block>(static_cast<std::size_t>(size))} {}
+        exchange{.to = std::vector<BufferBlock>(static_cast<std::size_t>(size)),
+                 .from = std::vector<BufferBlock>(static_cast<std::size_t>(size))} {}
 
   OpState* user = nullptr;
   Plan plan = Plan::same;
@@ -53,7 +53,7 @@ struct Composed {
   const std::byte* copy_from = nullptr;
   std::byte* copy_to = nullptr;
   LocalWork work;     // combines or fills; counts elements
-  Block mine;         // reduce: this rank's slice of `in`
+  BufferBlock mine;   // reduce: this rank's slice of `in`
   std::byte* result;  // reduce with a second exchange: this rank's slice after the combination
   std::vector<const std::byte*> ins;
   std::array<std::byte*, 2> outs{};
@@ -66,7 +66,7 @@ struct Composed {
 };
 
 /// Returns part r of `count` elements that are divided evenly over n ranks (weft/base/chunk.hpp).
-Block slice(std::int64_t count, int r, int n) noexcept;
+BufferBlock slice(std::int64_t count, int r, int n) noexcept;
 
 /// Plans the user's call `s` of rank `rank`: how the call is composed over a transport with these traits, its
 /// first exchange, and its scratch memory, allocated from `memory`. Throws std::bad_alloc, and the errors of

@@ -79,7 +79,8 @@ void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
   c.result = c.scratch + bytes * (size - 1);
   for (int p = 0; p < size; ++p) {
     const int r = p < rank ? p : p - 1;
-    x.from[static_cast<std::size_t>(p)] = p == rank ? Block{} : Block{r * c.mine.count, c.mine.count};
+    x.from[static_cast<std::size_t>(p)] =
+        p == rank ? BufferBlock{} : BufferBlock{r * c.mine.count, c.mine.count};
     c.ins[static_cast<std::size_t>(p)] = p == rank ? s.in + c.mine.offset * element : c.scratch + r * bytes;
   }
   if (WEFT_MUTANT("composed_order")) std::reverse(c.ins.begin(), c.ins.end());
@@ -108,7 +109,7 @@ void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
 
 }  // namespace
 
-Block slice(std::int64_t count, int r, int n) noexcept {
+BufferBlock slice(std::int64_t count, int r, int n) noexcept {
   const Chunk chunk = chunk_of(count, n, r);
   return {chunk.offset, chunk.size};
 }
@@ -145,7 +146,8 @@ void plan_prefixes(Composed& c, int rank, int size) noexcept {
   x.to.swap(x.from);
   for (int p = 0; p < size; ++p) {
     if (!gets(p)) x.to[static_cast<std::size_t>(p)].count = 0;
-    x.from[static_cast<std::size_t>(p)] = p != rank && gets(rank) ? slice(s.out_count, p, size) : Block{};
+    x.from[static_cast<std::size_t>(p)] =
+        p != rank && gets(rank) ? slice(s.out_count, p, size) : BufferBlock{};
   }
   x.in = x.out;
   x.in_count = x.out_count;
@@ -164,7 +166,7 @@ void plan_results(Composed& c, int rank, int size) noexcept {
   for (int p = 0; p < size; ++p) {
     x.to[static_cast<std::size_t>(p)] = {0, p != rank && (all || p == s.root) ? c.mine.count : 0};
     x.from[static_cast<std::size_t>(p)] =
-        p != rank && s.out != nullptr ? slice(s.out_count, p, size) : Block{};
+        p != rank && s.out != nullptr ? slice(s.out_count, p, size) : BufferBlock{};
   }
   x.in = c.result;
   x.in_count = c.mine.count;

@@ -321,7 +321,7 @@ class GlooBackend final : public BlockingBackend {
     // The extent is the end of the last block, because blocks of v-forms may leave gaps.
     std::int64_t in_end = 0, out_end = 0;
     for (int r = 0; r < size_; ++r) {
-      const Block give = in_block(s, r, size_), get = out_block(s, r, size_);
+      const BufferBlock give = in_block(s, r, size_), get = out_block(s, r, size_);
       in_end = std::max(in_end, give.offset + give.count);
       out_end = std::max(out_end, get.offset + get.count);
     }
@@ -331,16 +331,16 @@ class GlooBackend final : public BlockingBackend {
     int sends = 0, receives = 0;
     for (int i = 1; i < size_; ++i) {
       const int from = (rank_ + size_ - i) % size_, to = (rank_ + i) % size_;
-      if (const Block get = out_block(s, from, size_); get.count > 0) {
+      if (const BufferBlock get = out_block(s, from, size_); get.count > 0) {
         out->recv(from, slot, bytes(get.offset), bytes(get.count));
         ++receives;
       }
-      if (const Block give = in_block(s, to, size_); give.count > 0) {
+      if (const BufferBlock give = in_block(s, to, size_); give.count > 0) {
         in->send(to, slot, bytes(give.offset), bytes(give.count));
         ++sends;
       }
     }
-    const Block give = in_block(s, rank_, size_), get = out_block(s, rank_, size_);
+    const BufferBlock give = in_block(s, rank_, size_), get = out_block(s, rank_, size_);
     if (give.count > 0 && get.count > 0 && s.in + bytes(give.offset) != s.out + bytes(get.offset))
       std::memcpy(s.out + bytes(get.offset), s.in + bytes(give.offset), bytes(give.count));
     while (receives-- > 0) out->waitRecv(kForever);

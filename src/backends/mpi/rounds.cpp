@@ -58,7 +58,7 @@ void Rounds::begin(const OpState& s, std::int64_t largest) {
       break;
     case Counts::out_blocks:
     case Counts::in_blocks: {
-      const Block* const all = s.in_blocks != nullptr ? s.in_blocks : s.out_blocks;
+      const BufferBlock* const all = s.in_blocks != nullptr ? s.in_blocks : s.out_blocks;
       largest = 0;
       for (int r = 0; r < size_; ++r) {
         largest = std::max(largest, all[r].count);
@@ -81,9 +81,9 @@ void Rounds::begin(const OpState& s, std::int64_t largest) {
 }
 
 // Returns the part of a block that this round moves.
-Block Rounds::piece(const OpState& s, bool in, int block) const noexcept {
+BufferBlock Rounds::piece(const OpState& s, bool in, int block) const noexcept {
   const Side& side = in ? in_ : out_;
-  Block b{0, in ? s.in_count : s.out_count};
+  BufferBlock b{0, in ? s.in_count : s.out_count};
   if (side.blocks > 1) b = in ? in_block(s, block, size_) : out_block(s, block, size_);
   const std::int64_t done = std::min(b.count, round_ * chunk_);
   return {b.offset + done, std::min(b.count - done, chunk_)};
@@ -99,7 +99,7 @@ void Rounds::prepare(const OpState& s, bool in) {
   if (!side.present) return;
   const std::int64_t begin = piece(s, in, 0).offset;
   for (int b = 0; b < side.blocks; ++b) {
-    const Block p = piece(s, in, b);
+    const BufferBlock p = piece(s, in, b);
     if (p.count > 0 && p.offset != begin + side.elements) side.direct = false;
     side.counts.push_back(static_cast<int>(p.count));
     side.displs.push_back(static_cast<int>(side.elements));
@@ -130,7 +130,7 @@ void Rounds::pack(const OpState& s) {
   if (!in_.present || in_.direct) return;
   std::byte* to = in_.at;
   for (int b = 0; b < in_.blocks; ++b) {
-    const Block p = piece(s, true, b);
+    const BufferBlock p = piece(s, true, b);
     if (p.count > 0) std::memcpy(to, s.in + p.offset * element, static_cast<std::size_t>(p.count * element));
     to += p.count * element;
   }
@@ -140,7 +140,7 @@ void Rounds::unpack(const OpState& s) {
   const std::int64_t element = size_bytes(s.dtype);
   if (!out_.present) return;
   if (s.op == Op::broadcast && s.root == rank_) {  // MPI has only one buffer on the root
-    const Block p = piece(s, false, 0);
+    const BufferBlock p = piece(s, false, 0);
     std::byte* const to = s.out + p.offset * element;
     if (s.out != s.in && p.count > 0)
       std::memcpy(to, s.in + p.offset * element, static_cast<std::size_t>(p.count * element));
@@ -156,7 +156,7 @@ void Rounds::unpack(const OpState& s) {
   if (out_.direct) return;
   const std::byte* from = out_.at;
   for (int b = 0; b < out_.blocks; ++b) {
-    const Block p = piece(s, false, b);
+    const BufferBlock p = piece(s, false, b);
     if (p.count > 0)
       std::memcpy(s.out + p.offset * element, from, static_cast<std::size_t>(p.count * element));
     from += p.count * element;

@@ -73,7 +73,7 @@ class Rounds {
     std::int64_t elements = 0;        // elements of this round, all blocks together
     std::vector<int> counts, displs;  // for v-forms of this round; kept until its request is done
   };
-  Block piece(const OpState& s, bool in, int block) const noexcept;
+  BufferBlock piece(const OpState& s, bool in, int block) const noexcept;
   void prepare(const OpState& s, bool in);
   void pack(const OpState& s);
   void unpack(const OpState& s);

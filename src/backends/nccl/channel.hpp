@@ -103,9 +103,9 @@ class Channel {
  private:
   void start();
   void enqueue(const OpState& s) const;  // ops.cpp
-  void send(const OpState& s, Block block, int to) const;
-  void recv(const OpState& s, Block block, int from) const;
-  void copy_own(const OpState& s, Block from, Block to) const;
+  void send(const OpState& s, BufferBlock block, int to) const;
+  void recv(const OpState& s, BufferBlock block, int from) const;
+  void copy_own(const OpState& s, BufferBlock from, BufferBlock to) const;
 
   const Driver& driver_;
   EventPool& events_;

@@ -109,14 +109,14 @@ class Reduction {
   bool made_ = false;
 };
 
-const std::byte* at(const std::byte* data, DType t, Block b) noexcept {
+const std::byte* at(const std::byte* data, DType t, BufferBlock b) noexcept {
   return data + b.offset * size_bytes(t);
 }
-std::byte* at(std::byte* data, DType t, Block b) noexcept { return data + b.offset * size_bytes(t); }
+std::byte* at(std::byte* data, DType t, BufferBlock b) noexcept { return data + b.offset * size_bytes(t); }
 
 }  // namespace
 
-void Channel::send(const OpState& s, Block block, int to) const {
+void Channel::send(const OpState& s, BufferBlock block, int to) const {
   if (block.count == 0) return;
   const Elements e = moved_as(s.dtype);
   driver_.check("ncclSend",
@@ -124,7 +124,7 @@ void Channel::send(const OpState& s, Block block, int to) const {
                 comm_);
 }
 
-void Channel::recv(const OpState& s, Block block, int from) const {
+void Channel::recv(const OpState& s, BufferBlock block, int from) const {
   if (block.count == 0) return;
   const Elements e = moved_as(s.dtype);
   driver_.check(
@@ -133,7 +133,7 @@ void Channel::recv(const OpState& s, Block block, int from) const {
       comm_);
 }
 
-void Channel::copy_own(const OpState& s, Block from, Block to) const {
+void Channel::copy_own(const OpState& s, BufferBlock from, BufferBlock to) const {
   const std::byte* const in = at(s.in, s.dtype, from);
   std::byte* const out = at(s.out, s.dtype, to);
   if (in == out || from.count == 0) return;
@@ -172,7 +172,7 @@ void Channel::enqueue(const OpState& s) const {
                                                               reduced.type, *op, comm_, stream_));
     case Op::reduce_scatter_v:  // performed as a reduction to each rank
       for (int r = 0; r < size_; ++r) {
-        const Block block = s.in_blocks[r];
+        const BufferBlock block = s.in_blocks[r];
         if (block.count == 0) continue;
         check("ncclReduce", api.ncclReduce(at(s.in, s.dtype, block), r == rank_ ? s.out : nullptr,
                                            reduced.of(block.count), reduced.type, *op, r, comm_, stream_));
@@ -191,8 +191,8 @@ void Channel::enqueue(const OpState& s) const {
   }
   // All other operations: each rank sends a block to each rank. Some blocks are empty.
   for (int r = 0; r < size_; ++r) {
-    const Block to = s.in == nullptr ? Block{} : in_block(s, r, size_);
-    const Block from = s.out == nullptr ? Block{} : out_block(s, r, size_);
+    const BufferBlock to = s.in == nullptr ? BufferBlock{} : in_block(s, r, size_);
+    const BufferBlock from = s.out == nullptr ? BufferBlock{} : out_block(s, r, size_);
     if (r == rank_) {
       copy_own(s, to, from);
     } else {

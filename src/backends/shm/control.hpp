@@ -83,8 +83,8 @@ struct alignas(64) Detail {
   std::uint32_t small;   ///< in_blocks: `in` travels with the arrival
   char user[40];         ///< the name of the user's reduction, as much of it as fits
   /// v-forms: a block per rank, of `in`, or of `out` if only `out` has blocks.
-  Block* blocks() noexcept { return reinterpret_cast<Block*>(this + 1); }
-  const Block* blocks() const noexcept { return reinterpret_cast<const Block*>(this + 1); }
+  BufferBlock* blocks() noexcept { return reinterpret_cast<BufferBlock*>(this + 1); }
+  const BufferBlock* blocks() const noexcept { return reinterpret_cast<const BufferBlock*>(this + 1); }
 };
 
 /// A message that waits in its pair's ring: envelope k is in slot k mod kEnvelopeRing. The sender writes it,
@@ -293,7 +293,7 @@ class Control {
   static std::size_t sets_at(std::size_t n) { return rings_at(n) + n * places_row(n) * 8; }
   static std::size_t details_at(std::size_t n) { return pages(sets_at(n) + (n + 1) * set_bytes(n)); }
   static constexpr std::size_t detail_bytes(std::size_t n) {
-    return (sizeof(Detail) + n * sizeof(Block) + 63) / 64 * 64;
+    return (sizeof(Detail) + n * sizeof(BufferBlock) + 63) / 64 * 64;
   }
   static std::size_t stages_at(std::size_t n) { return pages(details_at(n) + n * kRing * detail_bytes(n)); }
 

@@ -111,7 +111,7 @@ std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept {
     const std::string& name = s.reduce.user->name;
     d.user[name.copy(d.user, sizeof(d.user) - 1)] = '\0';
   }
-  if (const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
+  if (const BufferBlock* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
     d.longest = 0;
     d.small = small ? 1 : 0;
     for (int r = 0; r < g.size; ++r) {

@@ -48,8 +48,8 @@ constexpr std::uint64_t digest_of_control() noexcept {
                      offsetof(Arrival, count), offsetof(Arrival, detail), offsetof(Arrival, places),
                      offsetof(Arrival, payload), offsetof(Arrival, both.payload)));
   hash.add(digest_of(sizeof(Detail), offsetof(Detail, scale), offsetof(Detail, longest),
-                     offsetof(Detail, small), offsetof(Detail, user), sizeof(Block), offsetof(Block, offset),
-                     offsetof(Block, count)));
+                     offsetof(Detail, small), offsetof(Detail, user), sizeof(BufferBlock),
+                     offsetof(BufferBlock, offset), offsetof(BufferBlock, count)));
   hash.add(digest_of(sizeof(Envelope), offsetof(Envelope, sequence), offsetof(Envelope, count),
                      offsetof(Envelope, tag), offsetof(Envelope, number), offsetof(Envelope, dtype),
                      offsetof(Envelope, eager), offsetof(Envelope, place), offsetof(Envelope, payload)));

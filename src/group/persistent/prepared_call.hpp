@@ -22,8 +22,8 @@ namespace detail {
 struct PreparedCall {
   GroupState* group = nullptr;  ///< exists as long as users->ended() is false
   std::shared_ptr<UserNumbers> users;
-  OpState op;                 ///< without a number; in a group of one rank it describes the rank's own block
-  std::vector<Block> blocks;  ///< `op` points into it; empty: equal blocks
+  OpState op;  ///< without a number; in a group of one rank it describes the rank's own block
+  std::vector<BufferBlock> blocks;  ///< `op` points into it; empty: equal blocks
   Duration deadline{};
   bool collective = false;
   bool alone = false;  ///< the group has one rank, and the call is not passed to the backend

@@ -80,10 +80,10 @@ inline bool has_block_per_rank(const OpState& s) noexcept {
 /// Returns the part of rank `from`'s `in` that is for this rank; it begins at 0 if `in` has no block per
 /// rank. All ranks divide their buffers in the same way, except with in_blocks. Each rank has published its
 /// in_blocks, so the offset may be any number.
-inline Block exposed_block(const Group& g, const OpState& s, int from) noexcept {
+inline BufferBlock exposed_block(const Group& g, const OpState& s, int from) noexcept {
   if (s.in_blocks && from == g.rank) return s.in_blocks[g.rank];
   if (s.in_blocks) {
-    const Block& b = g.control.detail(from, s.call).blocks()[g.rank];
+    const BufferBlock& b = g.control.detail(from, s.call).blocks()[g.rank];
     return {read_once(b.offset), read_once(b.count)};
   }
   const std::int64_t count = out_block(s, from, g.size).count;
@@ -130,7 +130,7 @@ inline const Arrival& arrival(const Group& g, int r, const OpState& s) noexcept 
 
 /// Returns the bytes from the beginning of the buffer to element `first` of a block. Negative if the offset,
 /// which another rank may have overwritten, is not an offset in memory.
-inline std::int64_t bytes_before(const Block& b, std::int64_t first, std::int64_t element) noexcept {
+inline std::int64_t bytes_before(const BufferBlock& b, std::int64_t first, std::int64_t element) noexcept {
   constexpr std::int64_t kMost =
       std::int64_t{1}  // elements: more than there are addresses, and as bytes without overflow
       << 52;

@@ -25,7 +25,7 @@ Step InlinePath::step(OpState& s) noexcept {
   // Returns the address of rank r's payload for this rank. Returns null, and the group has failed, if the
   // offset is beyond the line.
   const auto block_of = [&](int r, std::int64_t count) -> const std::byte* {
-    const Block block = exposed_block(group_, s, r);
+    const BufferBlock block = exposed_block(group_, s, r);
     const std::int64_t skip = bytes_before(block, 0, element);
     if (!s.in_blocks || (skip >= 0 && is_within(static_cast<std::uint64_t>(skip), count * element,
                                                 sizeof(Arrival::both.payload))))
@@ -51,7 +51,7 @@ Step InlinePath::step(OpState& s) noexcept {
   } else {
     for (int from = 0; from < group_.size; ++from) {
       if (!gets(s, group_.rank, from)) continue;
-      const Block to = out_block(s, from, group_.size);
+      const BufferBlock to = out_block(s, from, group_.size);
       const std::byte* const in = block_of(from, to.count);
       if (in == nullptr) return Step::failed;
       copy_bytes(s.out + to.offset * element, in, to.count * element);

@@ -2,7 +2,7 @@
 
 namespace weft::shm {
 
-Block PeerMemoryPath::own_part(const OpState& s) const noexcept {
+BufferBlock PeerMemoryPath::own_part(const OpState& s) const noexcept {
   if (!is_sliced(s)) return {0, s.out_count};
   // Slices meet at the borders of cache lines, if the buffer is aligned to one.
   const std::int64_t line = static_cast<std::int64_t>(kLine) / size_bytes(s.dtype);

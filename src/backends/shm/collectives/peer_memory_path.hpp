@@ -59,7 +59,7 @@ class PeerMemoryPath {
 
   /// Returns the part that this rank combines, in elements: an offset from the beginning of each rank's
   /// block, and a count.
-  Block own_part(const OpState& s) const noexcept;
+  BufferBlock own_part(const OpState& s) const noexcept;
 
   /// Copies the blocks for this rank, at most `room` bytes. Each rank begins with its own block, so that
   /// different ranks read different memory. `copy(from, place, skip, out, bytes)` copies from rank `from`'s
@@ -71,7 +71,7 @@ class PeerMemoryPath {
     for (; st.cursor < group_.size; ++st.cursor, st.done = 0) {
       const int from = (group_.rank + st.cursor) % group_.size;
       if (!gets(s, group_.rank, from)) continue;
-      const Block to = out_block(s, from, group_.size);
+      const BufferBlock to = out_block(s, from, group_.size);
       const std::int64_t bytes = to.count * element;
       if (bytes == 0) continue;
       const std::int64_t before = bytes_before(exposed_block(group_, s, from), 0, element),

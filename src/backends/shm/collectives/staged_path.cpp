@@ -27,7 +27,7 @@ bool StagedPath::takes(const OpState& s) const noexcept {
 // Returns the longest block of all ranks, in elements. Returns -1, and the group has failed, if a rank has
 // published a block that fits in no memory.
 std::int64_t StagedPath::longest_block(const OpState& s) const noexcept {
-  if (const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
+  if (const BufferBlock* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
     const std::int64_t most = (std::int64_t{1} << 56) / size_bytes(s.dtype);
     std::int64_t longest = 0;
     for (int r = 0; r < group_.size; ++r) {
@@ -71,7 +71,8 @@ Step StagedPath::plan(OpState& s) noexcept {
 
 // Returns the part of a block that a round moves. For a reduction, it is the slice that `owner` combines in
 // this round.
-Block StagedPath::piece(const OpState& s, Block block, int owner, std::uint64_t round) const noexcept {
+BufferBlock StagedPath::piece(const OpState& s, BufferBlock block, int owner,
+                              std::uint64_t round) const noexcept {
   const CallState& st = state(s);
   const auto t = static_cast<std::int64_t>(round - st.base);
   if (is_sliced(s)) block = {0, s.in_count};
@@ -127,7 +128,7 @@ bool StagedPath::stage_round(OpState& s) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
   for (int to = 0; to < group_.size; ++to) {
     if (to == group_.rank || !gets(s, to, group_.rank)) continue;
-    const Block b = piece(s, in_block(s, to, group_.size), to, round);
+    const BufferBlock b = piece(s, in_block(s, to, group_.size), to, round);
     if (b.count > 0)
       copy_bytes(slot(s, group_.rank, to, round), s.in + b.offset * element, b.count * element);
     if (!has_block_per_rank(s) && !is_sliced(s)) break;  // all other ranks read the same slot
@@ -139,7 +140,7 @@ bool StagedPath::stage_round(OpState& s) noexcept {
 }
 
 // Writes each rank's prefix over that rank's input, in that rank's own buffer.
-void StagedPath::scan_round(const OpState& s, Block own, std::uint64_t round) noexcept {
+void StagedPath::scan_round(const OpState& s, BufferBlock own, std::uint64_t round) noexcept {
   for (int r = 0; r < group_.size; ++r)
     operands_.outs[static_cast<std::size_t>(r)] =
         r == group_.rank ? s.out + own.offset * size_bytes(s.dtype) : slot(s, r, group_.rank, round);
@@ -154,7 +155,7 @@ bool StagedPath::reduce_round(OpState& s) noexcept {
   for (int r = 0; r < group_.size; ++r)
     if (delays_reducing(s, r)) return false;
   const std::int64_t element = size_bytes(s.dtype);
-  const Block own = in_block(s, group_.rank, group_.size), b = piece(s, own, group_.rank, round);
+  const BufferBlock own = in_block(s, group_.rank, group_.size), b = piece(s, own, group_.rank, round);
   if (b.count > 0) {
     for (int r = 0; r < group_.size; ++r) {
       operands_.ins[static_cast<std::size_t>(r)] =
@@ -190,7 +191,7 @@ bool StagedPath::copy_round(OpState& s) noexcept {
   for (int from = 0; from < group_.size; ++from) {
     if (!gets(s, group_.rank, from) || (sums && from == group_.rank))
       continue;  // this rank's own sum is already in `out`
-    const Block to = piece(s, out_block(s, from, group_.size), from, round);
+    const BufferBlock to = piece(s, out_block(s, from, group_.size), from, round);
     const std::byte* source = is_scan(s.op) ? slot(s, group_.rank, from, round)
                               : sums        ? sum_slot(s, from, round)
                                             : slot(s, from, group_.rank, round);

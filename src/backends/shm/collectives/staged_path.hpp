@@ -33,7 +33,7 @@ class StagedPath {
  private:
   bool stage_round(OpState& s) noexcept;
   bool reduce_round(OpState& s) noexcept;
-  void scan_round(const OpState& s, Block own, std::uint64_t round) noexcept;
+  void scan_round(const OpState& s, BufferBlock own, std::uint64_t round) noexcept;
   bool copy_round(OpState& s) noexcept;
   bool delays_staging(const OpState& s, int r) const noexcept;
   bool delays_reducing(const OpState& s, int r) const noexcept;
@@ -41,7 +41,7 @@ class StagedPath {
   bool gives(const OpState& s) const noexcept;
   bool takes(const OpState& s) const noexcept;
   std::int64_t longest_block(const OpState& s) const noexcept;
-  Block piece(const OpState& s, Block block, int owner, std::uint64_t round) const noexcept;
+  BufferBlock piece(const OpState& s, BufferBlock block, int owner, std::uint64_t round) const noexcept;
   std::byte* slot(const OpState& s, int from, int to, std::uint64_t round) const noexcept;
   std::byte* sum_slot(const OpState& s, int owner, std::uint64_t round) const noexcept;
 
