@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <deque>
 #include <map>
 #include <optional>
@@ -211,9 +213,15 @@ struct Pipeline::Impl {
         const int rank = rank_of_use(weight, use);
         if (rank != root && std::ranges::count(others, rank) == 0) others.push_back(rank);
         Parameter& p = *options.tied[weight].uses[use];
-        if (root == group.rank()) add_gradient(*held, rank == root ? p.gradient() : Tensor(), rank);
-        if (rank == group.rank() && rank != root)
+        if (root == group.rank()) {
+          if (rank == root) expect_layout(*held, layout_word(p), weight, use);
+          add_gradient(*held, rank == root ? p.gradient() : received_gradient(*held, rank, weight, use));
+        }
+        if (rank == group.rank() && rank != root) {
+          const std::array<std::int64_t, 1> layout{layout_word(p)};
+          group.send(view(layout), root, {.tag = kTiedTag}).wait();
           group.send(ConstBuffer(p.gradient()), root, {.tag = kTiedTag}).wait();
+        }
       }
       for (const int rank : others)
         if (root == group.rank())
@@ -222,13 +230,30 @@ struct Pipeline::Impl {
           group.recv(Buffer(held->gradient()), root, {.tag = kTiedTag}).wait();
     }
   }
-  // `other`: the gradient of another use; null: it comes from `rank`.
-  void add_gradient(const Parameter& to, Tensor other, int rank) const {
+  // A number for the layout of the gradient. Sums of gradients need equal layouts, not only equal shapes.
+  static std::int64_t layout_word(const Parameter& p) {
+    const LayoutRef layout = p.gradient_layout();
+    return layout == nullptr ? 0 : static_cast<std::int64_t>(hash_of(to_string(*layout)));
+  }
+  void expect_layout(const Parameter& held, std::int64_t other, std::size_t weight, std::size_t use) const {
+    if (layout_word(held) == other) return;
+    const LayoutRef own = held.gradient_layout();
+    throw Error(ErrorCode::layout,
+                fmt::format("pipeline: the gradient of \"{}\" has {} in \"{}\" and another layout in \"{}\"; "
+                            "expected one layout",
+                            held.path(), own == nullptr ? "no layout" : to_string(*own),
+                            options.tied[weight].modules[0], options.tied[weight].modules[use]));
+  }
+  Tensor received_gradient(const Parameter& held, int rank, std::size_t weight, std::size_t use) const {
+    std::array<std::int64_t, 1> layout{};
+    group.recv(view(layout), rank, {.tag = kTiedTag}).wait();
+    expect_layout(held, layout[0], weight, use);
+    const Tensor other = compute.make(held.gradient().shape(), held.gradient().dtype(), Memory::shared);
+    group.recv(Buffer(other), rank, {.tag = kTiedTag}).wait();
+    return other;
+  }
+  void add_gradient(const Parameter& to, const Tensor& other) const {
     const Tensor sum = to.gradient();
-    if (!other) {
-      other = compute.make(sum.shape(), sum.dtype(), Memory::shared);
-      group.recv(Buffer(other), rank, {.tag = kTiedTag}).wait();
-    }
     kernels::add(kernels_of(compute), sum.data_ptr<float>(), other.data_ptr<float>(), sum.data_ptr<float>(),
                  sum.count());
   }
@@ -275,7 +300,7 @@ struct Pipeline::Impl {
       own = Error(ErrorCode::bad_argument, fmt::format("pipeline: border: {}", e.what()));
     }
     std::vector<std::int64_t> mine{own ? 1 : 0, digest_of_schedule, digest_of_stages, pass.step};
-    const std::size_t size = 8;
+    const std::size_t size = 10;
     Fnv1a of_borders;
     if (!own)
       for (const std::vector<PipelineBorder>& at : borders)
@@ -289,6 +314,8 @@ struct Pipeline::Impl {
     mine.push_back(loss != nullptr ? 1 : 0);
     mine.push_back(static_cast<std::int64_t>(pass.seed));
     mine.push_back((pass.training ? 1 : 0) + (pass.exact == Exact::yes ? 2 : 0));
+    const TiedWords tied = tied_words();
+    mine.insert(mine.end(), {tied.held, tied.trained});
     std::vector<std::int64_t> all(size * static_cast<std::size_t>(group.size()));
     group.all_gather(mine, all).wait();
     if (own) throw Error(*own);
@@ -301,13 +328,43 @@ struct Pipeline::Impl {
             fmt::format("rank {} was given micro-batches that do not fit; its own error says why", rank));
     constexpr const char* kWhat[] = {"",     "schedule", "list of stages", "step", "list of shapes",
                                      "loss", "seed",     "kind of pass"};
-    for (std::size_t word = 1; word < size; ++word)
+    for (std::size_t word = 1; word < std::size(kWhat); ++word)
       for (int rank = 1; rank < group.size(); ++rank)
         if (of(rank, word) != of(0, word))
           throw Error(Failure{.code = ErrorCode::mismatch,
                               .text = fmt::format("pipeline: rank {} has another {} than rank 0{}", rank,
                                                   kWhat[word], word == 4 ? own_borders() : std::string()),
                               .ranks = {0, rank}});
+    for (int rank = 0; rank < group.size(); ++rank)
+      for (int other = 0; other < rank; ++other)
+        if (const std::int64_t unlike =
+                of(rank, size - 2) & of(other, size - 2) & (of(rank, size - 1) ^ of(other, size - 1));
+            unlike != 0)
+          throw Error(
+              Failure{.code = ErrorCode::mismatch,
+                      .text = fmt::format("pipeline: the uses of \"{}\" are not frozen alike on ranks {} "
+                                          "and {}",
+                                          tied_name(unlike), other, rank),
+                      .ranks = {other, rank}});
+  }
+  // A bit for each tied weight of which a use is on this rank, and for each of these that is trained.
+  struct TiedWords {
+    std::int64_t held = 0, trained = 0;
+  };
+  static constexpr std::size_t kTiedBits = 62;  // later tied weights are not compared
+  TiedWords tied_words() const {
+    TiedWords words;
+    for (std::size_t weight = 0; weight < options.tied.size() && weight < kTiedBits; ++weight)
+      if (const Parameter* const held = held_here(weight)) {
+        words.held |= std::int64_t{1} << weight;
+        words.trained |= std::int64_t{held->trainable() ? 1 : 0} << weight;
+      }
+    return words;
+  }
+  const std::string& tied_name(std::int64_t bits) const {
+    return options.tied[static_cast<std::size_t>(std::countr_zero(static_cast<std::uint64_t>(bits)))]
+        .uses[0]
+        ->path();
   }
   // "; in front of stage 1 this rank has (2, 8) f32, (1, 8) f32"
   std::string own_borders() const {

@@ -676,6 +676,57 @@ TEST(PipelineStages, EachUseOfATiedWeightHasItsOwnParameter) {
   EXPECT_TRUE(untie(net).empty());
 }
 
+// A Linear whose gradient gets a layout, unlike that of other uses of its weight.
+class WithLayout : public Linear {
+ public:
+  WithLayout(Context& context, DeviceMesh mesh)
+      : Linear(2, 2, false), context_(context), mesh_(std::move(mesh)) {}
+
+ private:
+  Tensors do_forward(Inputs x, Frame&) override { return {x[0]}; }
+  Tensors do_backward(Inputs dy, Frame&) override {
+    const Tensor dw = Tensor(context_, {2, 2}).with_layout(replicated_layout(mesh_, {2, 2}));
+    weight->set_master(dw);
+    weight->accumulate(dw);
+    return {dy[0]};
+  }
+  Context& context_;
+  DeviceMesh mesh_;
+};
+
+// Two ranks, a tied weight with a use on each: what they must have alike.
+TEST(PipelineStages, UsesOfATiedWeightOnOtherRanksAreCompared) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), {{"a", 2}});
+    const auto run_error = [&](const std::string& name, std::unique_ptr<Linear> second, int frozen_on) {
+      Sequential net;
+      net.append(std::make_unique<Linear>(2, 2, false));
+      second->tie_weight(dynamic_cast<Linear&>(net.get("0")).weight);
+      net.append(std::move(second));
+      PipelineOptions options{
+          make_pipeline_schedule(PipelineKind::gpipe, 2, 1), {{"0"}, {"1"}}, test::pipe_border, untie(net)};
+      MeanSquaredError loss;
+      ProcessGroup group = rank.group().subgroup(name, {0, 1});
+      Pipeline pipeline(net, &loss, group, compute, options);
+      pipeline.materialise(1);
+      if (rank.rank == frozen_on)
+        for (const ParameterRef& use : options.tied[0].uses) use->set_trainable(false);
+      const Tensor x(rank.context, {2, 2});
+      const std::vector<PipelineMicroBatch> batch{{{x}, {x, scalar(rank.context, 4)}}};
+      return error_text([&] { pipeline.run(batch, {}); });
+    };
+    EXPECT_THAT(
+        run_error("frozen", std::make_unique<Linear>(2, 2, false), 1),
+        HasSubstr("mismatch: pipeline: the uses of \"0.weight\" are not frozen alike on ranks 0 and 1"));
+    EXPECT_THAT(
+        run_error("layouts", std::make_unique<WithLayout>(rank.context, mesh), -1),
+        HasSubstr("pipeline: the gradient of \"0.weight\" has no layout in \"0\" and another layout in "
+                  "\"1\"; expected one layout"));
+    EXPECT_EQ(run_error("alike", std::make_unique<Linear>(2, 2, false), -1), "no error");
+  });
+}
+
 // Two modules of another kind share a weight.
 class Scale : public Module {
  public:
