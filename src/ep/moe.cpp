@@ -11,6 +11,7 @@
 #include "weft/base/error.hpp"
 #include "weft/ep/dispatch.hpp"
 #include "weft/group/process_group.hpp"
+#include "weft/mesh/boundary.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/layouts.hpp"
 
@@ -56,6 +57,15 @@ LayoutRef layout_of_choices(const LayoutRef& x, const Shape& global) {
   return x->segmented(0, {})->with_global(global);
 }
 
+// Says that other ranks read a tensor where it lies: the module on its one side then writes it to shared
+// memory (Module::out_memory). The tensor passes as it is.
+class ReadInPlace final : public Boundary {
+ public:
+  Transfer start_forward(const Tensor& x, const TensorName&) const override { return Transfer(x); }
+  Transfer start_backward(const Tensor& dy, const TensorName&) const override { return Transfer(dy); }
+  LayoutRef out_layout(const LayoutRef& in, const TensorName&) const override { return in; }
+};
+
 }  // namespace
 
 void MoEConfig::check() const {
@@ -87,6 +97,15 @@ MoE::MoE(const MoEConfig& config)
   }
 }
 MoE::~MoE() = default;
+
+// Rows of eight bits are made in shared memory; then nobody else reads x.
+void MoE::set_expert_axis(DeviceMesh axis) {
+  expert_axis_ = std::move(axis);
+  if (!expert_axis_ || expert_axis_.size() == 1) return;
+  const auto in_place = std::make_shared<const ReadInPlace>();
+  if (makes_x_ != nullptr && !config_.float8_dispatch) makes_x_->add_after(in_place);
+  if (makes_dy_ != nullptr) makes_dy_->add_before(in_place);
+}
 
 OwnPlan MoE::class_plan() const { return {.styles = {{"experts", "fed_column"}}}; }
 

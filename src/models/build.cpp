@@ -320,6 +320,11 @@ void ModelBuilder::tensor_parallel() {
 
 void ModelBuilder::expert_parallel() {
   begin(Step::experts);
+  if (options_.expert_axis.empty() && options_.experts.uneven)
+    throw Error(
+        ErrorCode::bad_argument,
+        "build_parallel_model: experts.uneven is true, but expert_axis names no axis; expected both, or "
+        "neither");
   if (!options_.expert_axis.empty())
     apply_expert_parallel(*built_.model, mesh_[options_.expert_axis], options_.experts);
 }

@@ -46,6 +46,7 @@ void MoETransformerConfig::check() const {
 MoEBlock::MoEBlock(const MoETransformerConfig& config, std::shared_ptr<const RopeTables> rope)
     : PreNormBlock(config.transformer, std::move(rope)), mlp(config.layer()) {
   set_mlp(mlp);
+  mlp.set_neighbours(&mlp_norm, nullptr);
 }
 
 MoETransformer::MoETransformer(const MoETransformerConfig& config)
@@ -55,7 +56,13 @@ MoETransformer::MoETransformer(const MoETransformerConfig& config)
                     if (config.has_experts(i)) return std::make_unique<MoEBlock>(config, rope);
                     return std::make_unique<TransformerBlock>(config.transformer, rope);
                   }),
-      config_(config) {}
+      config_(config) {
+  for (std::size_t i = 0; i < layers.children().size(); ++i)
+    if (auto* const block = dynamic_cast<MoEBlock*>(layers.children()[i].second))
+      block->mlp.set_neighbours(&block->mlp_norm, i + 1 < layers.children().size()
+                                                      ? layers.children()[i + 1].second
+                                                      : static_cast<Module*>(&norm));
+}
 
 std::vector<LayerBalance> expert_balance(ParallelModel& model) {
   std::vector<LayerBalance> all = expert_balance(*model.model);

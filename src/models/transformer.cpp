@@ -103,8 +103,8 @@ Tensors PreNormBlock::do_backward(Inputs gradients, Frame& frame) {
   const Tensors through_mlp = mlp_norm.backward(mlp_->backward(dy, frame), frame);
   const Tensor dmiddle = add_tensors(dy, through_mlp[0], frame.compute(), TensorName(path(), "d(x + mlp)"));
   const Tensors through_attention = attention_norm.backward(attention.backward(dmiddle, frame), frame);
-  return {
-      add_tensors(dmiddle, through_attention[0], frame.compute(), TensorName(path(), "d(x + attention)"))};
+  return {add_tensors(dmiddle, through_attention[0], frame.compute(), TensorName(path(), "d(x + attention)"),
+                      dx_memory())};
 }
 
 TokenEmbedding::TokenEmbedding(std::int64_t vocab, std::int64_t dim, Init init)

@@ -151,6 +151,7 @@ using Values = std::map<std::string, std::vector<float>>;
 struct Steps {
   std::vector<double> losses, norms;
   Values gradients, parameters;
+  std::vector<std::vector<std::int64_t>> loads;  // of the experts of each layer, in the first step
 };
 
 std::vector<std::int64_t> numbers_of(std::span<const std::int64_t> samples, std::int64_t shift) {
@@ -208,6 +209,8 @@ Steps steps_of(Rank& rank, const Mesh& how, const MoETransformerConfig& config, 
         const Tensor whole = full(p->gradient());
         run.gradients[p->path()].assign(whole.f32().begin(), whole.f32().end());
       }
+    if (step == 0)
+      for (const LayerBalance& layer : expert_balance(t.built)) run.loads.push_back(layer.report.counts);
     run.losses.push_back(result.loss);
     run.norms.push_back(t.trainer.update(2e-3).grad_norm);
   }
@@ -240,30 +243,46 @@ Steps serial_run(const MoETransformerConfig& config, int steps) {
 
 MeshShape mesh_of(int dp, int ep, int tp) { return {{"dp", dp}, {"ep", ep}, {"tp", tp}}; }
 
-TEST(MoEModel, EveryMeshHasTheLossesGradientsAndStepsOfOneRank) {
-  const Steps expected = serial_run(small(), 3);
-  for (const Mesh& how :
-       std::vector<Mesh>{{"ep 2", mesh_of(1, 2, 1)},
-                         {"ep 4", mesh_of(1, 4, 1)},
-                         {"dp 2 ep 2", mesh_of(2, 2, 1)},
-                         {"dp 2 ep 2 tp 2", mesh_of(2, 2, 2)},
-                         {"tp 4 ep 2", mesh_of(1, 2, 4)},  // ranks share kv heads
-                         {"recomputed", mesh_of(2, 2, 1), DataForm::ddp, false, AcMode::full},
-                         {"fsdp ep 2", mesh_of(1, 2, 1), DataForm::fsdp},
-                         {"fsdp dp 2 ep 2", mesh_of(2, 2, 1), DataForm::fsdp},
-                         {"fsdp dp 2 ep 2 tp 2", mesh_of(2, 2, 2), DataForm::fsdp},
-                         {"fsdp recomputed", mesh_of(2, 2, 1), DataForm::fsdp, false, AcMode::full},
-                         {"hsdp", {{"replicate", 2}, {"dp", 2}, {"ep", 2}, {"tp", 1}}, DataForm::fsdp, true}})
+// Each mesh has the losses, the routing, the gradients and the steps of one rank.
+void expect_steps_of_one_rank(const MoETransformerConfig& config, const std::vector<Mesh>& meshes) {
+  const Steps expected = serial_run(config, 3);
+  for (const Mesh& how : meshes)
     test::run_ranks(Ranks::threads, how.shape.size(), [&](Rank& rank) {
-      SCOPED_TRACE(how.name);
-      const Steps got = steps_of(rank, how, small(), 3);
+      SCOPED_TRACE(std::string(how.name) + " " + to_string(how.shape));
+      const Steps got = steps_of(rank, how, config, 3);
       for (std::size_t i = 0; i < expected.losses.size(); ++i) {
-        EXPECT_NEAR(got.losses[i], expected.losses[i], 2e-6 * expected.losses[i]) << i;
+        EXPECT_NEAR(got.losses[i], expected.losses[i], 1e-6 * expected.losses[i]) << i;
         EXPECT_NEAR(got.norms[i], expected.norms[i], 2e-5 * expected.norms[i]) << i;
       }
+      EXPECT_EQ(got.loads, expected.loads);
       expect_close(got.gradients, expected.gradients, 5e-6);
       expect_close(got.parameters, expected.parameters, 1e-3);  // AdamW divides small gradients
     });
+}
+
+TEST(MoEModel, EveryMeshHasTheLossesGradientsAndStepsOfOneRank) {
+  expect_steps_of_one_rank(
+      small(), {{"ep 2", mesh_of(1, 2, 1)},
+                {"ep 4", mesh_of(1, 4, 1)},
+                {"dp 2 ep 2", mesh_of(2, 2, 1)},
+                {"dp 2 ep 2 tp 2", mesh_of(2, 2, 2)},
+                {"tp 4 ep 2", mesh_of(1, 2, 4)},  // ranks share kv heads
+                {"recomputed", mesh_of(2, 2, 1), DataForm::ddp, false, AcMode::full},
+                {"fsdp ep 2", mesh_of(1, 2, 1), DataForm::fsdp},
+                {"fsdp dp 2 ep 2", mesh_of(2, 2, 1), DataForm::fsdp},
+                {"fsdp dp 2 ep 2 tp 2", mesh_of(2, 2, 2), DataForm::fsdp},
+                {"fsdp recomputed", mesh_of(2, 2, 1), DataForm::fsdp, false, AcMode::full},
+                {"hsdp", {{"replicate", 2}, {"dp", 2}, {"ep", 2}, {"tp", 1}}, DataForm::fsdp, true}});
+}
+// The rest of ep 1, 2, 4, 8 x dp x tp x fsdp up to 8 ranks.
+TEST(MoEModel, EightExpertsOnEveryMeshOfUpToEightRanks) {
+  std::vector<Mesh> meshes;
+  for (const DataForm data : {DataForm::ddp, DataForm::fsdp})
+    for (const MeshShape& shape : {mesh_of(1, 8, 1), mesh_of(2, 4, 1), mesh_of(4, 2, 1), mesh_of(8, 1, 1),
+                                   mesh_of(1, 4, 2), mesh_of(1, 2, 2), mesh_of(2, 1, 2), mesh_of(4, 1, 2)})
+      meshes.push_back({data == DataForm::ddp ? "ddp" : "fsdp", shape, data});
+  meshes.push_back({"recomputed", mesh_of(1, 8, 1), DataForm::fsdp, false, AcMode::full});
+  expect_steps_of_one_rank(small(8), meshes);
 }
 
 TEST(MoEModel, MicroBatchesAndUnevenExperts) {
@@ -406,6 +425,48 @@ TEST(MoEModel, ExactRulesOfExperts) {
   }
 }
 
+// Ranks of other experts read rows of x and of dy where they lie, in every layer; with float8 the codes of x.
+TEST(MoEModel, RowsAreReadInPlace) {
+  const auto memories = [](Rank& rank, const Mesh& how, bool float8 = false) {
+    MoETransformerConfig config = small();
+    config.transformer.layers = 3;
+    config.float8_dispatch = float8;
+    Training t(rank, how, config);
+    std::vector<Memory> of_x, of_dy;
+    std::vector<HookHandle> hooks;
+    const auto record = [&](Module& layer, Module::HookPoint point, std::vector<Memory>& to) {
+      hooks.push_back(layer.add_hook(point, [&to](Module&, Tensors& tensors, Frame&) {
+        to.push_back(tensors.at(0).storage().memory());
+      }));
+    };
+    for (int i = 0; i < 3; ++i) {
+      Module& layer = t.built.model->get("layers." + std::to_string(i) + ".mlp");
+      record(layer, Module::HookPoint::pre_forward, of_x);
+      record(layer, Module::HookPoint::pre_backward, of_dy);
+    }
+    t.backward();
+    of_x.insert(of_x.end(), of_dy.begin(), of_dy.end());
+    return of_x;
+  };
+  const auto all = [](std::size_t x, std::size_t dy, Memory memory_of_x, Memory memory_of_dy) {
+    std::vector<Memory> expected(x, memory_of_x);
+    expected.insert(expected.end(), dy, memory_of_dy);
+    return expected;
+  };
+  const Memory shared = Memory::shared, local = Memory::local;
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    EXPECT_EQ(memories(rank, {"ep 2", mesh_of(1, 2, 1)}), all(3, 3, shared, shared));
+    EXPECT_EQ(memories(rank, {"fsdp ep 2", mesh_of(1, 2, 1), DataForm::fsdp}), all(3, 3, shared, shared));
+    EXPECT_EQ(memories(rank, {"bf16", mesh_of(1, 2, 1), DataForm::ddp, false, AcMode::none, DType::bf16}),
+              all(3, 3, shared, shared));
+    // a block runs again in backward
+    EXPECT_EQ(memories(rank, {"recomputed", mesh_of(1, 2, 1), DataForm::ddp, false, AcMode::full}),
+              all(6, 3, shared, shared));
+    EXPECT_EQ(memories(rank, {"float8", mesh_of(1, 2, 1)}, true), all(3, 3, local, shared));
+    EXPECT_EQ(memories(rank, {"dp 2", mesh_of(2, 1, 1)}), all(3, 3, local, local));
+  });
+}
+
 TEST(MoEModel, RefusesByName) {
   const auto check = [](auto change) {
     MoETransformerConfig c = small();
@@ -437,6 +498,13 @@ TEST(MoEModel, RefusesByName) {
                   ErrorCode::bad_argument,
                   [&] { return build_parallel_model(small().transformer, mesh, compute, dense).exact; }),
               "apply_expert_parallel: the model has no mixture of experts");
+    dense.expert_axis = {};
+    EXPECT_EQ(
+        test::error_text(
+            ErrorCode::bad_argument,
+            [&] { return build_parallel_model(moe_recipe(small()), mesh, compute, dense).exact; }),
+        "build_parallel_model: experts.uneven is true, but expert_axis names no axis; expected both, or "
+        "neither");
     MoETransformer model(small());
     apply_expert_parallel(model, mesh["ep"]);
     EXPECT_EQ(test::error_text(ErrorCode::bad_argument,

@@ -68,7 +68,15 @@ class MoE : public Module {
   /// The axis that splits the experts; an empty mesh: none.
   const DeviceMesh& expert_axis() const noexcept { return expert_axis_; }
   /// For apply_expert_parallel().
-  void set_expert_axis(DeviceMesh axis) { expert_axis_ = std::move(axis); }
+  void set_expert_axis(DeviceMesh axis);
+  /// Names the module whose output is x, and the module whose dx is the gradient of y; null: unknown. With an
+  /// expert axis these modules then write to Memory::shared, where the ranks of the experts read rows in
+  /// place. From other memory a dispatch packs the rows that travel. Call it before apply_expert_parallel().
+  /// Both modules must live as long as this one. Blocks and models of the library call it.
+  void set_neighbours(Module* makes_x, Module* makes_dy) {
+    makes_x_ = makes_x;
+    makes_dy_ = makes_dy;
+  }
   bool has_exact_rule() const override { return typeid(*this) == typeid(MoE); }
 
  protected:
@@ -83,6 +91,7 @@ class MoE : public Module {
   Tensor load_scales(const Tensor& experts, Frame& frame) const;
   MoEConfig config_;
   DeviceMesh expert_axis_;
+  Module *makes_x_ = nullptr, *makes_dy_ = nullptr;
 };
 
 struct ExpertParallelOptions {
