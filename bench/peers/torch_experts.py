@@ -2,8 +2,8 @@
 """Measures the cases of experts_bench in torch. dispatch: all_to_all_single over Gloo of a row for each
 choice of a token, own rows too, which lie packed in order. layer: torch's grouped product, forward and
 backward: the SwiGLU of all eight experts on each rank's own tokens, in f32; nothing travels, and routing is
-given. The choices, samples and rows are those of experts_bench (bench/train/experts_bench.cpp,
-bench/measure.hpp).
+given. A torch without a grouped product multiplies expert by expert. The choices, samples and rows are those
+of experts_bench (bench/train/experts_bench.cpp, bench/measure.hpp).
 
     torch_experts.py --ranks 2 --dispatch 128x7168 --layers 512 --rows
 """
@@ -50,9 +50,20 @@ class Dispatch:
         self.dist.all_to_all_single(self.y, self.x, self.came, self.sent)
 
 
+def product_of_each(torch):
+    """product(rows, weights, offs): torch's grouped product; without one, a loop over the experts."""
+    if hasattr(torch, "_grouped_mm"):
+        return torch._grouped_mm
+
+    def product(rows, weights, offs):
+        ends = offs.tolist()
+        return torch.cat([rows[first:end] @ weights[e] for e, (first, end) in enumerate(zip([0, *ends], ends))])
+    return product
+
+
 class Layer:
     def __init__(self, torch, dist, tokens, rank, ranks):
-        self.torch = torch
+        self.torch, self.product = torch, product_of_each(torch)
         chosen, order = choices(torch, rank * tokens, tokens).flatten().sort(stable=True)
         self.rows = order // TOP_K
         self.ends = torch.bincount(chosen, minlength=EXPERTS).cumsum(0).to(torch.int32)
@@ -62,7 +73,7 @@ class Layer:
         self.w = [(numbers(torch, s, WEIGHTS + k) * 0.1).requires_grad_(True) for k, s in enumerate(shapes)]
 
     def run(self):
-        F, product = self.torch.nn.functional, self.torch._grouped_mm
+        F, product = self.torch.nn.functional, self.product
         rows = self.x[self.rows]
         hidden = F.silu(product(rows, self.w[0], offs=self.ends)) * product(rows, self.w[1], offs=self.ends)
         y = self.torch.zeros_like(self.x).index_add(0, self.rows, product(hidden, self.w[2], offs=self.ends))
@@ -74,13 +85,9 @@ def body(rank, a, port):
     cases = [("dispatch", size) for size in a.dispatch] + [("layer", tokens) for tokens in a.layers]
     for kind, size in in_turn(a, cases * a.rounds):
         row = {"op": "experts", "case": f"{kind}/{size}", "ranks": a.ranks, "bytes": 0}
-        if kind == "layer" and not hasattr(torch, "_grouped_mm"):
-            row["unsupported"] = "this torch has no grouped product"
-            dist.barrier()  # no rank takes another's turn
-        else:
-            case = Dispatch(torch, dist, size, rank, a.ranks) if kind == "dispatch" else Layer(torch, dist, int(size), rank, a.ranks)
-            median, p99, samples = measure(case, agree, a.seconds)
-            row.update({"median_us": median, "p99_us": p99, "samples": samples})
+        case = Dispatch(torch, dist, size, rank, a.ranks) if kind == "dispatch" else Layer(torch, dist, int(size), rank, a.ranks)
+        median, p99, samples = measure(case, agree, a.seconds)
+        row.update({"median_us": median, "p99_us": p99, "samples": samples})
         if rank == 0:
             print_row(row)
     dist.destroy_process_group()
