@@ -405,7 +405,8 @@ def test_every_layer_is_one_of_the_library(ranks):
               nn.ConvTranspose2d(2, 4, 3, stride=2, output_padding=1), nn.Embedding(5, 4), nn.RMSNorm(4), nn.LayerNorm(4), nn.LayerNorm((2, 3)), nn.ChannelNorm(4),
               nn.GroupNorm(2, 4), nn.BatchNorm(4, axes=["dp"]), nn.GELU("tanh"), nn.ReLU(), nn.Dropout(0.5), nn.SwiGLU(4, 6), nn.ChannelFeedForward(4, 6),
               nn.Residual(nn.RMSNorm(4)), nn.Sequential(nn.ReLU(), last=nn.ReLU()), nn.TransformerBlock(8, 2, max_seq=4), nn.AvgPool2d(2), nn.MaxPool2d(2),
-              nn.AdaptiveAvgPool2d((1, 2)), nn.Resize2d(scale=2, mode="bilinear"), nn.Pad2d(top=1, columns="circular"), nn.PixelShuffle(2)]
+              nn.AdaptiveAvgPool2d((1, 2)), nn.Resize2d(scale=2, mode="bilinear"), nn.Pad2d(top=1, columns="circular"), nn.PixelShuffle(2),
+              nn.MoE(4, 6, experts=3, router={"top_k": 1}, shared_hidden=5), nn.MoEBlock(8, 2, max_seq=4, experts=3, expert_hidden=5)]
     assert {type(layer).__name__ for layer in layers} == set(nn.__all__) - {"Layer", "Constant"}
 
     def program(group):
@@ -486,3 +487,51 @@ def test_page(processes, size, tmp_path):
     (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
     done = processes(size, "import os, runpy, sys; os.chdir(sys.argv[1]); runpy.run_path('page.py')", tmp_path)
     assert re.fullmatch(r"loss \d\.\d{3}\n", done.stdout), done.stdout
+
+
+SIZES = {"dim": 16, "layers": 2, "heads": 4, "kv_heads": 4, "ffn_hidden": 24, "vocab": 32, "max_seq": 8, "init_std": 0.1, "experts": 4, "expert_hidden": 12,
+         "shared_hidden": 8, "router": {"top_k": 2, "scores": "sigmoid", "bias": "selects", "aux_loss": 0.05, "z_loss": 0.01}}
+
+
+def test_a_model_with_experts(ranks):
+    """Losses and the report of balance on dp 2 x ep 2 are those of one rank."""
+    def tokens(step):
+        return (step * 5 + 7 * np.arange(4)[:, None] + np.arange(9) ** 2) % 32
+
+    def program(group, **axes):
+        mesh = weft.Mesh(group, **axes, tp=1)
+        model = train.build_parallel_model(train.moe(**SIZES), mesh, expert_axis="ep", seed=3)
+        mine, losses = model.rows(4), []
+        trainer = train.Trainer(model, seed=1)
+        for step in range(3):
+            all_tokens = tokens(step)[mine]
+            losses.append(trainer.step(train.Batch(all_tokens[:, :-1].copy(), all_tokens[:, 1:].copy(), global_rows=4), 0.01).loss)
+        shapes = {p.name: (p.shape, p.local_shape) for p in model.parameters}
+        return losses, model.expert_balance(), shapes["layers.1.mlp.experts.up_proj"]
+    [(losses, balance, shape)] = ranks(1, lambda group: program(group, dp=1, ep=1))
+    assert [layer.path for layer in balance] == ["layers.0.mlp", "layers.1.mlp"] and shape == ((4, 12, 16), (4, 12, 16))
+    for layer in balance:
+        assert layer.tokens == 32 and layer.assignments == sum(layer.counts) == 64 and layer.dropped == 0 and layer.aux_loss > 0 and layer.z_loss > 0
+    for got, reports, of in ranks(4, lambda group: program(group, dp=2, ep=2)):
+        assert got == pytest.approx(losses, rel=2e-6) and of == ((4, 12, 16), (2, 12, 16))
+        assert [layer.counts for layer in reports] == [layer.counts for layer in balance]
+
+
+def test_layers_with_experts(ranks):
+    """nn.MoE and nn.MoEBlock in a tree of layers; errors name the place."""
+    def program(group):
+        mesh = weft.Mesh(group, dp=1, ep=1, tp=1)
+        tree = nn.Sequential(nn.Residual(nn.MoE(8, 6, experts=4, kind="relu", router={"top_k": 1})), nn.MoEBlock(8, 2, max_seq=4, experts=2))
+        model = train.build_parallel_model(train.Recipe(tree), mesh, expert_axis="ep")
+        assert model.expert_balance()[0].counts == ()
+        out, = model.forward(train.Batch(np.ones((2, 4, 8), np.float32)))
+        assert out.shape == (2, 4, 8) and [sum(layer.counts) for layer in model.expert_balance()] == [8, 16]
+        assert [layer.path for layer in model.expert_balance()] == ["0.branch", "1.mlp"]
+        for wrong, words in ((nn.MoE(8, 6, experts=4, router={"topk": 1}), r'recipe: model\.router has no "topk" \(a router\); is top_k meant\?'),
+                             (nn.MoE(8, 6, experts=0), "recipe: model: moe: experts is 0; expected at least 1"),
+                             (nn.MoE(8, 6, experts=2, kind="tanh"), 'recipe: model.kind is "tanh"; expected swiglu, silu, gelu, relu')):
+            with pytest.raises(weft.BadArgumentError, match=words):
+                train.build_parallel_model(train.Recipe(wrong), mesh)
+        with pytest.raises(weft.BadArgumentError, match="experts.uneven is true, but expert_axis names no axis"):
+            train.build_parallel_model(train.moe(**SIZES), mesh, uneven_experts=True)
+    ranks(1, program)

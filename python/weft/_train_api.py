@@ -104,6 +104,11 @@ class weft_batch(Structure):
     ("global_rows", c_int64)]
 
 
+class weft_expert_balance(Structure):
+    _fields_ = [("struct_size", c_uint32), ("expert_count", c_int32), ("path", c_char_p), ("counts", POINTER(c_int64)), ("tokens", c_int64),
+    ("assignments", c_int64), ("dropped", c_int64), ("aux_loss", c_double), ("z_loss", c_double)]
+
+
 class weft_tokens(Structure):
     _fields_ = [("tokens", POINTER(c_int64)), ("count", c_int64)]
 
@@ -184,6 +189,7 @@ INITIAL = {
     weft_loss_scaler_options: {"scale": 65536, "growth": 2, "backoff": 0.5, "interval": 2000, "least": 6.103515625e-05},
     weft_transformer_options: {"weights": 1, "dim": 256, "layers": 4, "heads": 8, "kv_heads": 4, "ffn_hidden": 768, "vocab": 256, "max_seq": 512, "rope_theta": 10000.0, "norm_eps": 1e-05, "init_std": 0.02, "reduce": 1, "activations": 1},
     weft_parameter: {"value.dtype": 1},
+    weft_expert_balance: {},
     weft_generate_options: {"new_tokens": 128, "temperature": 1, "top_p": 1},
     weft_trainer_options: {"beta1": 0.9, "beta2": 0.95, "eps": 1e-08, "weight_decay": 0.1, "max_norm": 1, "iterations": 5},
     weft_step_result: {},
@@ -277,6 +283,8 @@ FUNCTIONS = {
     "weft_model_logits": (c_int32, (c_void_p, POINTER(weft_token_batch), POINTER(weft_buffer), POINTER(weft_error),)),
     "weft_model_forward": (c_int32, (c_void_p, POINTER(weft_batch), POINTER(c_int32), POINTER(weft_error),)),
     "weft_model_get_output": (c_int32, (c_void_p, c_int32, POINTER(weft_tensor), POINTER(weft_error),)),
+    "weft_model_expert_balance": (c_int32, (c_void_p, POINTER(c_int32), POINTER(weft_error),)),
+    "weft_model_get_expert_balance": (c_int32, (c_void_p, c_int32, POINTER(weft_expert_balance), POINTER(weft_error),)),
     "weft_model_generate": (c_int32, (c_void_p, POINTER(weft_tokens), c_int32, POINTER(weft_generate_options), POINTER(c_int64), POINTER(c_int64),
     POINTER(weft_error),)),
     "weft_model_save": (c_int32, (c_void_p, c_char_p, c_int64, POINTER(weft_error),)),

@@ -22,8 +22,8 @@ from typing import Any, Optional, Union
 from . import errors
 
 __all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm", "ChannelFeedForward", "ChannelNorm", "Constant", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "GELU",
-           "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool2d", "Pad2d", "PixelShuffle", "RMSNorm", "ReLU", "Residual", "Resize2d", "Sequential", "SwiGLU",
-           "TransformerBlock"]
+           "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool2d", "MoE", "MoEBlock", "Pad2d", "PixelShuffle", "RMSNorm", "ReLU", "Residual", "Resize2d",
+           "Sequential", "SwiGLU", "TransformerBlock"]
 
 
 class Constant:
@@ -241,6 +241,33 @@ class TransformerBlock(Layer):
                  rope_theta: float = 10000.0, norm_eps: float = 1e-5, init_std: float = 0.02, layers: int = 1) -> None:
         super().__init__(dim=dim, heads=heads, kv_heads=kv_heads, ffn_hidden=ffn_hidden, max_seq=max_seq, head_size=head_size, rope_theta=rope_theta,
                          norm_eps=norm_eps, init_std=init_std, layers=layers)
+
+
+class MoE(Layer):
+    """A mixture of experts: each token uses some of many feed-forward networks; (batch, ..., dim). kind:
+    "swiglu", "silu", "gelu" or "relu". router: a dictionary with the fields of RouterOptions
+    (docs/expert_parallel.md): {"top_k": 2, "bias": "selects", "aux_loss": 0.01}. shared_hidden: features of
+    a SwiGLU that every token uses, too. The residual is not added."""
+    __slots__ = ()
+
+    def __init__(self, dim: int, hidden: int, *, experts: int, kind: str = "swiglu", router: Optional[dict[str, Any]] = None, shared_hidden: int = 0,
+                 scale_outputs_by_load: bool = False, float8_dispatch: bool = False, init: Init = 0.02, down_init: Init = 0.02) -> None:
+        super().__init__(dim=dim, hidden=hidden, experts=experts, kind=kind, router=router, shared_hidden=shared_hidden,
+                         scale_outputs_by_load=scale_outputs_by_load, float8_dispatch=float8_dispatch, init=init, down_init=down_init)
+
+
+class MoEBlock(Layer):
+    """A TransformerBlock with a mixture of experts in the place of its SwiGLU; see both. expert_hidden:
+    features of each expert, ffn_hidden if 0. The whole decoder is weft.train.moe."""
+    __slots__ = ()
+
+    def __init__(self, dim: int, heads: int, *, max_seq: int, experts: int, kv_heads: Optional[int] = None, ffn_hidden: Optional[int] = None,
+                 head_size: Optional[int] = None, rope_theta: float = 10000.0, norm_eps: float = 1e-5, init_std: float = 0.02, layers: int = 1,
+                 expert_hidden: int = 0, kind: str = "swiglu", router: Optional[dict[str, Any]] = None, shared_hidden: int = 0,
+                 scale_outputs_by_load: bool = False, float8_dispatch: bool = False) -> None:
+        super().__init__(dim=dim, heads=heads, kv_heads=kv_heads, ffn_hidden=ffn_hidden, max_seq=max_seq, head_size=head_size, rope_theta=rope_theta,
+                         norm_eps=norm_eps, init_std=init_std, layers=layers, experts=experts, expert_hidden=expert_hidden, kind=kind, router=router,
+                         shared_hidden=shared_hidden, scale_outputs_by_load=scale_outputs_by_load, float8_dispatch=float8_dispatch)
 
 
 class AvgPool2d(Layer):

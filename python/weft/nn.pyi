@@ -118,6 +118,16 @@ class TransformerBlock(Layer):
     def __init__(self, dim: int, heads: int, *, max_seq: int, kv_heads: Optional[int]=None, ffn_hidden: Optional[int]=None, head_size: Optional[int]=None, rope_theta: float=10000.0, norm_eps: float=1e-05, init_std: float=0.02, layers: int=1) -> None:
         ...
 
+class MoE(Layer):
+
+    def __init__(self, dim: int, hidden: int, *, experts: int, kind: str='swiglu', router: Optional[dict[str, Any]]=None, shared_hidden: int=0, scale_outputs_by_load: bool=False, float8_dispatch: bool=False, init: Init=0.02, down_init: Init=0.02) -> None:
+        ...
+
+class MoEBlock(Layer):
+
+    def __init__(self, dim: int, heads: int, *, max_seq: int, experts: int, kv_heads: Optional[int]=None, ffn_hidden: Optional[int]=None, head_size: Optional[int]=None, rope_theta: float=10000.0, norm_eps: float=1e-05, init_std: float=0.02, layers: int=1, expert_hidden: int=0, kind: str='swiglu', router: Optional[dict[str, Any]]=None, shared_hidden: int=0, scale_outputs_by_load: bool=False, float8_dispatch: bool=False) -> None:
+        ...
+
 class AvgPool2d(Layer):
 
     def __init__(self, kernel: Extent, *, stride: Optional[Extent]=None, padding: Extent=0, count_padding: bool=True) -> None:

@@ -27,7 +27,8 @@ from ._train_library import lib, make
 from .checkpoint import _path
 from .meshes.mesh import Mesh
 
-__all__ = ["Batch", "Evaluation", "ParallelModel", "Parameter", "Recipe", "Schedule", "StepResult", "Trainer", "TrainingEnd", "build_parallel_model", "transformer", "weather"]
+__all__ = ["Batch", "Evaluation", "ExpertBalance", "ParallelModel", "Parameter", "Recipe", "Schedule", "StepResult", "Trainer", "TrainingEnd",
+           "build_parallel_model", "moe", "transformer", "weather"]
 
 _byref = ctypes.byref
 PathName = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
@@ -61,6 +62,14 @@ def transformer(**sizes: Any) -> Recipe:
     return Recipe._of(transformer=sizes)
 
 
+def moe(**sizes: Any) -> Recipe:
+    """The library's decoder of tokens with mixtures of experts: the sizes of transformer, and experts,
+    expert_hidden, shared_hidden, kind, every, router (a dictionary, as that of weft.nn.MoE),
+    scale_outputs_by_load, float8_dispatch. The option expert_axis of build_parallel_model divides the
+    experts over ranks. Inputs and targets are int64 (rows, sequence)."""
+    return Recipe._of(moe=sizes)
+
+
 def weather(**sizes: Any) -> Recipe:
     """The library's stage of a weather model: dim, depth, head_dim, local_window, global_window, mult,
     dropout, init_std, attention_dropout. Inputs and targets are maps (rows, dim, height, width)."""
@@ -73,6 +82,18 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]  # of this rank's part
     trained: bool
+
+
+class ExpertBalance(NamedTuple):
+    """The choices of the router of one mixture of experts in its last forward pass, over all data ranks.
+    Losses are without their factors."""
+    path: str
+    counts: tuple[int, ...]  # assignments of each expert, before capacity
+    tokens: int
+    assignments: int
+    dropped: int
+    aux_loss: float
+    z_loss: float
 
 
 class ParallelModel(Handle):
@@ -96,6 +117,17 @@ class ParallelModel(Handle):
             each, more = divmod(size, part.size)
             begin, size = begin + part.rank * each + min(part.rank, more), each + (part.rank < more)
         return slice(begin, begin + size)
+
+    def expert_balance(self) -> list[ExpertBalance]:
+        """The reports of the routers of all mixtures of experts; empty for a model without. In a pipeline
+        collective over the stages, and every rank has the reports of all; otherwise no communication."""
+        count, reports = ctypes.c_int32(), []
+        blocking(lib.model_expert_balance, self, _byref(count))
+        for index in range(count.value):
+            of = make(_train_api.weft_expert_balance)
+            errors.call(lib.model_get_expert_balance, self._open(), index, _byref(of))
+            reports.append(ExpertBalance(of.path.decode(), tuple(of.counts[:of.expert_count]), of.tokens, of.assignments, of.dropped, of.aux_loss, of.z_loss))
+        return reports
 
     def forward(self, batch: Batch) -> list[Any]:
         """The outputs of the model for this rank's rows of a batch, whose targets are not read, as arrays of
@@ -240,8 +272,9 @@ def build_parallel_model(recipe: Recipe, mesh: Mesh, *, threads: int = 1, **opti
 
     threads: with which this rank computes. options: data ("ddp", "fsdp"), seed, ac ("none", "full",
     "selective"), ac_modules, ac_every, frozen, dtype, activations, reduce, reshard_after_forward, float8,
-    float8_scales, replicate_axis, domain_axes, sequence_parallel, split_vocab, loss_chunk, pipeline_axis,
-    pipeline ("gpipe", "1f1b", "interleaved", "zero-bubble"), stages_per_rank, exact, data_axis, tensor_axis.
+    float8_scales, replicate_axis, expert_axis (a data axis, too, the last of them), uneven_experts,
+    domain_axes, sequence_parallel, split_vocab, loss_chunk, pipeline_axis, pipeline ("gpipe", "1f1b",
+    "interleaved", "zero-bubble"), stages_per_rank, exact, data_axis, tensor_axis.
     An unknown one is refused with the nearest known."""
     if not isinstance(recipe, Recipe):
         raise errors.BadArgumentError(f"recipe is of type {type(recipe).__name__}; expected a weft.train.Recipe")
@@ -254,7 +287,7 @@ def build_parallel_model(recipe: Recipe, mesh: Mesh, *, threads: int = 1, **opti
     made = ParallelModel.__new__(ParallelModel)
     Handle.__init__(made, model)
     made._mesh = mesh
-    made._data = [axis for axis in (options.get("replicate_axis"), options.get("data_axis", "dp")) if axis]
+    made._data = [axis for axis in (options.get("replicate_axis"), options.get("data_axis", "dp"), options.get("expert_axis")) if axis]
     return made
 
 

@@ -13,6 +13,9 @@ class Recipe:
 def transformer(**sizes: Any) -> Recipe:
     ...
 
+def moe(**sizes: Any) -> Recipe:
+    ...
+
 def weather(**sizes: Any) -> Recipe:
     ...
 
@@ -21,6 +24,15 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
     local_shape: tuple[int, ...]
     trained: bool
+
+class ExpertBalance(NamedTuple):
+    path: str
+    counts: tuple[int, ...]
+    tokens: int
+    assignments: int
+    dropped: int
+    aux_loss: float
+    z_loss: float
 
 class ParallelModel:
 
@@ -32,6 +44,9 @@ class ParallelModel:
         ...
 
     def rows(self, count: int) -> slice:
+        ...
+
+    def expert_balance(self) -> list[ExpertBalance]:
         ...
 
     def forward(self, batch: Batch) -> list[Any]:

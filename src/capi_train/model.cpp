@@ -88,6 +88,8 @@ static_assert(sizeof(weft_transformer_options) == 200);
 static_assert(sizeof(weft_parameter) == kParameterFirstBytes);
 constexpr std::size_t kGenerateOptionsFirstBytes = 64;
 static_assert(sizeof(weft_generate_options) == kGenerateOptionsFirstBytes);
+constexpr std::size_t kExpertBalanceFirstBytes = 64;
+static_assert(sizeof(weft_expert_balance) == kExpertBalanceFirstBytes);
 static_assert(sizeof(weft_tokens) == 16);  // has no struct_size: it stays as it is
 static_assert(weft::Dims::kMaxDims == WEFT_MAX_DIMS);
 static_assert(weft::CrossEntropy::kIgnore == WEFT_IGNORED);
@@ -296,7 +298,11 @@ weft_status weft_model_text(const weft_model* model, weft_text** text, weft_erro
   return capi::guarded(__func__, error, [&, function = __func__] {
     const capi::ModelState& m = capi::model_of(function, model);
     weft_text*& to = capi::given(function, text, "text");
-    to = new weft_text{weft::transformer_text(weft::transformer_of(m.parts).config())};
+    const weft::Transformer& of = weft::transformer_of(m.parts);
+    if (dynamic_cast<const weft::MoETransformer*>(&of) != nullptr)
+      capi::refuse(ErrorCode::bad_argument, function,
+                   "the model has mixtures of experts; expected a transformer without experts");
+    to = new weft_text{weft::transformer_text(of.config())};
   });
 }
 
@@ -449,6 +455,40 @@ weft_status weft_model_get_output(const weft_model* model, int32_t index, weft_t
           nullptr,
           y.shape().begin(),
           y.shape().rank()};
+  });
+}
+
+weft_status weft_model_expert_balance(weft_model* model, int32_t* count, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    capi::ModelState& m = capi::model_of(function, model);
+    int32_t& to = capi::given(function, count, "count");
+    m.balance = weft::expert_balance(m.parts);
+    to = static_cast<int32_t>(m.balance.size());
+  });
+}
+
+weft_status weft_model_get_expert_balance(const weft_model* model, int32_t index,
+                                          weft_expert_balance* balance, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    weft_expert_balance& to = capi::given(function, balance, "balance");
+    capi::expect_initialised(function, to, kExpertBalanceFirstBytes, "balance", "WEFT_EXPERT_BALANCE_INIT");
+    const auto count = static_cast<int32_t>(m.balance.size());
+    if (index < 0 || index >= count)
+      capi::refuse(
+          ErrorCode::bad_argument, function,
+          count == 0 ? fmt::format(
+                           "index is {}; there is no report: expected weft_model_expert_balance first", index)
+                     : fmt::format("index is {}; expected 0 to {}", index, count - 1));
+    const weft::LayerBalance& layer = m.balance[static_cast<std::size_t>(index)];
+    const weft::RouterReport& r = layer.report;
+    weft_expert_balance of = WEFT_EXPERT_BALANCE_INIT;
+    of.expert_count = static_cast<int32_t>(r.counts.size());
+    of.path = layer.path.c_str();
+    of.counts = r.counts.data();
+    of.tokens = r.tokens, of.assignments = r.assignments, of.dropped = r.dropped;
+    of.aux_loss = r.aux_loss, of.z_loss = r.z_loss;
+    capi::answer(function, to, of, kExpertBalanceFirstBytes, "balance", "WEFT_EXPERT_BALANCE_INIT");
   });
 }
 

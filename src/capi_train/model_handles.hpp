@@ -6,6 +6,7 @@
 
 #include "capi/mesh_handles.hpp"
 #include "capi_train/handles.hpp"
+#include "weft/models/moe_transformer.hpp"
 #include "weft/models/trainer.hpp"
 
 namespace weft::capi {
@@ -22,7 +23,8 @@ struct ModelState {
   MeshOwner owner;
   ParallelModel parts;  // destroyed before its mesh
   std::vector<Parameter*> parameters;
-  Tensors outputs;  // of the last weft_model_forward
+  Tensors outputs;                    // of the last weft_model_forward
+  std::vector<LayerBalance> balance;  // of the last weft_model_expert_balance
 };
 
 /// Throws if `model` is NULL, and throws unsupported in a child made by fork().

@@ -18,6 +18,7 @@
 #include "base/json_reader.hpp"
 #include "base/text/nearest.hpp"
 #include "weft/base/error.hpp"
+#include "weft/models/moe_transformer.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
 #include "weft/nn/conv.hpp"
@@ -358,6 +359,72 @@ Made transformer_block(Fields& f) {
   return std::make_unique<TransformerBlock>(c, RopeTables::make(c.max_seq, c.head_dim(), c.rope_theta));
 }
 
+RouterOptions router_of(const std::string& subject, const Json& object, const std::string& where) {
+  Fields f(subject, object, where);
+  RouterOptions o;
+  f.get("top_k", o.top_k);
+  f.choose<RouterScores>("scores", {{"softmax", RouterScores::softmax}, {"sigmoid", RouterScores::sigmoid}},
+                         o.scores);
+  f.get("normalise", o.normalise);
+  f.choose<RouterBias>(
+      "bias", {{"none", RouterBias::none}, {"selects", RouterBias::selects}, {"weighs", RouterBias::weighs}},
+      o.bias);
+  f.get("noise", o.noise);
+  f.choose<Capacity>("capacity",
+                     {{"none", Capacity::none},
+                      {"by_weight", Capacity::by_weight},
+                      {"by_position", Capacity::by_position},
+                      {"per_choice_and_rank", Capacity::per_choice_and_rank}},
+                     o.capacity);
+  f.get("capacity_factor", o.capacity_factor);
+  f.choose<Balance>(
+      "balance",
+      {{"micro_batch", Balance::micro_batch}, {"sequence", Balance::sequence}, {"step", Balance::step}},
+      o.balance);
+  f.get("aux_loss", o.aux_loss);
+  f.get("z_loss", o.z_loss);
+  f.done("a router");
+  return o;
+}
+// The members that MoEConfig and MoETransformerConfig have alike.
+void mixture_fields(Fields& f, auto& c) {
+  f.get("experts", c.experts);
+  f.choose<ExpertKind>("kind",
+                       {{"swiglu", ExpertKind::swiglu},
+                        {"silu", ExpertKind::silu},
+                        {"gelu", ExpertKind::gelu},
+                        {"relu", ExpertKind::relu}},
+                       c.kind);
+  if (const Json* const router = f.find("router"))
+    c.router = router_of(f.subject(), *router, f.place("router"));
+  f.get("shared_hidden", c.shared_hidden);
+  f.get("scale_outputs_by_load", c.scale_outputs_by_load);
+  f.get("float8_dispatch", c.float8_dispatch);
+}
+Made moe(Fields& f) {
+  MoEConfig c;
+  c.dim = size(f, "dim");
+  c.hidden = size(f, "hidden");
+  f.need("experts");
+  mixture_fields(f, c);
+  f.get("init", c.init);
+  f.get("down_init", c.down_init);
+  return std::make_unique<MoE>(c);
+}
+void moe_transformer_fields(Fields& f, MoETransformerConfig& c) {
+  transformer_sizes(f, c.transformer);
+  mixture_fields(f, c);
+  f.get("expert_hidden", c.expert_hidden);
+}
+Made moe_block(Fields& f) {
+  MoETransformerConfig c;
+  c.transformer.layers = 1;
+  moe_transformer_fields(f, c);
+  c.check();
+  const TransformerConfig& t = c.transformer;
+  return std::make_unique<MoEBlock>(c, RopeTables::make(t.max_seq, t.head_dim(), t.rope_theta));
+}
+
 Pool2dConfig pool_of(Fields& f) {
   Pool2dConfig c;
   f.get("kernel", c.kernel);
@@ -418,6 +485,8 @@ constexpr Kind kKinds[] = {{"AdaptiveAvgPool2d", adaptive_avg_pool},
                            {"LayerNorm", layer_norm},
                            {"Linear", linear},
                            {"MaxPool2d", max_pool},
+                           {"MoE", moe},
+                           {"MoEBlock", moe_block},
                            {"Pad2d", pad},
                            {"PixelShuffle", pixel_shuffle},
                            {"RMSNorm", rms_norm},
@@ -556,6 +625,17 @@ Recipe recipe_from_json(std::string_view text) {
     of.done("a transformer");
     return transformer_recipe(c);
   }
+  if (const Json* const sizes = f.find("moe")) {
+    f.done("a recipe of a mixture of experts");
+    Fields of(subject, *sizes, "moe");
+    MoETransformerConfig c;
+    moe_transformer_fields(of, c);
+    of.get("vocab", c.transformer.vocab);
+    of.get("tied", c.transformer.tied);
+    of.get("every", c.every);
+    of.done("a mixture of experts");
+    return moe_recipe(c);
+  }
   if (const Json* const sizes = f.find("weather")) {
     f.done("a recipe of a weather model");
     Fields of(subject, *sizes, "weather");
@@ -595,6 +675,8 @@ BuildOptions build_options_from_json(std::string_view text) {
   f.get("data_axis", o.data_axis);
   f.get("tensor_axis", o.tensor_axis);
   f.get("replicate_axis", o.replicate_axis);
+  f.get("expert_axis", o.expert_axis);
+  f.get("uneven_experts", o.experts.uneven);
   f.get("domain_axes", o.domain_axes);
   f.choose<DataForm>("data", {{"ddp", DataForm::ddp}, {"fsdp", DataForm::fsdp}}, o.data);
   if (const Json* const after = f.find("reshard_after_forward")) {

@@ -330,6 +330,8 @@ static const weft_expert_activations expert_activations = WEFT_EXPERT_ACTIVATION
 #define null_weft_loss_scaler_unscale_compute 1
 static const weft_token_batch token_batch = {NULL, NULL, 0, 1, 0}, *const good_weft_token_batch =
                                                                        &token_batch;
+static weft_expert_balance expert_balance = WEFT_EXPERT_BALANCE_INIT, *const good_weft_expert_balance =
+                                                                          &expert_balance;
 static const weft_batch batch = {NULL, 0, 0, NULL, 0}, *const good_weft_batch = &batch;
 static weft_evaluation evaluation = WEFT_EVALUATION_INIT, *const good_weft_evaluation = &evaluation;
 #define good_recipe "{\"model\": {\"layer\": \"ReLU\"}, \"loss\": \"mean_squared_error\"}"

@@ -15,6 +15,8 @@ enum {
   TRAIN_HEADS = 4,
   TRAIN_KV_HEADS = 4,
   TRAIN_HIDDEN = 24,
+  TRAIN_EXPERTS = 4,
+  TRAIN_EXPERT_HIDDEN = 12,
   TRAIN_VOCAB = 32,
   TRAIN_SEQUENCE = 8,
   TRAIN_ROWS = 4, /* of all data ranks */
@@ -38,6 +40,8 @@ static inline void train_batch(int step, int first, int rows, int64_t* tokens, i
 /* The losses of that run by the parts of the C++ API, on dp x tp ranks that are threads. `split`: with
  * sequence parallel and a split vocabulary. */
 void train_in_cpp(int dp, int tp, bool split, double losses[TRAIN_STEPS]);
+/* The same run of a model with TRAIN_EXPERTS experts in each block, on dp x ep ranks. */
+void train_experts_in_cpp(int dp, int ep, double losses[TRAIN_STEPS]);
 
 #ifdef __cplusplus
 }

@@ -6,6 +6,8 @@
 #include "train_data.h"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/build.hpp"
+#include "weft/models/moe_transformer.hpp"
+#include "weft/models/trainer.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"
 #include "weft/store/store.hpp"
@@ -61,7 +63,50 @@ void run_rank(Context& context, const std::shared_ptr<Store>& store, int rank, i
   }
 }
 
+void run_rank_with_experts(Context& context, const std::shared_ptr<Store>& store, int rank, int dp, int ep,
+                           double* losses) {
+  Membership m;
+  m.rank = rank;
+  m.size = dp * ep;
+  m.store = store;
+  ProcessGroup group = ProcessGroup::create(context, "shm", m);
+  const DeviceMesh mesh(group, {{"dp", dp}, {"ep", ep}, {"tp", 1}});
+  Compute compute(context, 2);
+  MoETransformerConfig config;
+  config.transformer = {.dim = TRAIN_DIM,
+                        .layers = TRAIN_LAYERS,
+                        .heads = TRAIN_HEADS,
+                        .kv_heads = TRAIN_KV_HEADS,
+                        .ffn_hidden = TRAIN_HIDDEN,
+                        .vocab = TRAIN_VOCAB,
+                        .max_seq = TRAIN_SEQUENCE,
+                        .init_std = TRAIN_INIT_STD};
+  config.experts = TRAIN_EXPERTS;
+  config.expert_hidden = TRAIN_EXPERT_HIDDEN;
+  config.router = {.bias = RouterBias::selects, .aux_loss = 0.05};
+  ParallelModel built = build_parallel_model(
+      moe_recipe(config), mesh, compute, {.expert_axis = "ep", .data = DataForm::fsdp, .seed = TRAIN_SEED});
+  Trainer trainer(built, compute, {.max_norm = TRAIN_MAX_NORM});
+  const int rows = TRAIN_ROWS / (dp * ep);
+  for (int step = 0; step < TRAIN_STEPS; ++step) {
+    std::vector<std::int64_t> tokens(static_cast<std::size_t>(rows) * TRAIN_SEQUENCE), labels = tokens;
+    train_batch(step, rows * built.data.rank(), rows, tokens.data(), labels.data());
+    const TokenBatch batch{tokens.data(), labels.data(), rows, TRAIN_SEQUENCE, TRAIN_ROWS};
+    const double loss = trainer.step({&batch, 1}, TRAIN_RATE).loss;
+    if (rank == 0) losses[step] = loss;
+  }
+}
+
 }  // namespace
+
+void train_experts_in_cpp(int dp, int ep, double losses[TRAIN_STEPS]) {
+  Context context;
+  const std::shared_ptr<Store> store = make_local_store();
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < dp * ep; ++r)
+    ranks.emplace_back([&, r] { run_rank_with_experts(context, store, r, dp, ep, losses); });
+  for (std::thread& rank : ranks) rank.join();
+}
 
 void train_in_cpp(int dp, int tp, bool split, double losses[TRAIN_STEPS]) {
   Context context;

@@ -1508,6 +1508,64 @@ static void from_json(rank_args* a) {
   weft_group_destroy(group);
 }
 
+/* A model with experts: the losses of C++, and the load of the experts. */
+static double losses_with_experts[TRAIN_STEPS];
+static void with_experts(rank_args* a) {
+  const char* const recipe =
+      "{\"moe\": {\"dim\": 16, \"layers\": 2, \"heads\": 4, \"kv_heads\": 4, \"ffn_hidden\": 24, \"vocab\": "
+      "32, \"max_seq\": 8, \"init_std\": 0.1, \"experts\": 4, \"expert_hidden\": 12, \"router\": {\"bias\": "
+      "\"selects\", \"aux_loss\": 0.05}}}";
+  const weft_mesh_axis axes[] = {{"dp", run.dp}, {"ep", run.tp}, {"tp", 1}};
+  const int ranks = run.dp * run.tp, rows = TRAIN_ROWS / ranks;
+  weft_group* group = join(a, "world", 0);
+  weft_mesh* mesh = NULL;
+  weft_compute* compute = NULL;
+  weft_model* model = NULL;
+  weft_trainer* trainer = NULL;
+  weft_text* text = NULL;
+  weft_expert_balance balance = WEFT_EXPERT_BALANCE_INIT;
+  int32_t layers = 0;
+  char options[80], of_trainer[80];
+  OK(weft_mesh_create(group, axes, 3, &mesh, &error));
+  OK(weft_compute_create(a->context, NULL, &compute, &error));
+  snprintf(options, sizeof options, "{\"expert_axis\": \"ep\", \"data\": \"fsdp\", \"seed\": %d}",
+           TRAIN_SEED);
+  snprintf(of_trainer, sizeof of_trainer, "{\"max_norm\": %.17g}", (double)TRAIN_MAX_NORM);
+  OK(weft_model_create(mesh, compute, recipe, options, &model, &error));
+  OK(weft_trainer_create_from_json(model, of_trainer, &trainer, &error));
+  REFUSED(weft_model_get_expert_balance(model, 0, &balance, &error),
+          "weft_model_get_expert_balance: index is 0; there is no report: expected weft_model_expert_balance "
+          "first");
+  REFUSED(weft_model_text(model, &text, &error),
+          "weft_model_text: the model has mixtures of experts; expected a transformer without experts");
+  for (int i = 0; i < TRAIN_STEPS; ++i) {
+    int64_t tokens[TRAIN_ROWS * TRAIN_SEQUENCE], labels[TRAIN_ROWS * TRAIN_SEQUENCE];
+    const weft_token_batch batch = {tokens, labels, rows, TRAIN_SEQUENCE, 0};
+    weft_step_result result = WEFT_STEP_RESULT_INIT;
+    train_batch(i, a->rank * rows, rows, tokens, labels);
+    OK(weft_trainer_step(trainer, &batch, 1, TRAIN_RATE, &result, &error));
+    CHECK(result.loss == losses_with_experts[i]);
+  }
+  OK(weft_model_expert_balance(model, &layers, &error));
+  CHECK(layers == TRAIN_LAYERS);
+  for (int32_t i = 0; i < layers; ++i) {
+    int64_t assignments = 0;
+    OK(weft_model_get_expert_balance(model, i, &balance, &error));
+    CHECK(strcmp(balance.path, i == 0 ? "layers.0.mlp" : "layers.1.mlp") == 0);
+    CHECK(balance.expert_count == TRAIN_EXPERTS && balance.dropped == 0);
+    CHECK(balance.tokens == TRAIN_ROWS * TRAIN_SEQUENCE && balance.assignments == 2 * balance.tokens);
+    for (int32_t e = 0; e < balance.expert_count; ++e) assignments += balance.counts[e];
+    CHECK(assignments == balance.assignments && balance.aux_loss > 0.5 && balance.z_loss > 0);
+  }
+  REFUSED(weft_model_get_expert_balance(model, 2, &balance, &error),
+          "weft_model_get_expert_balance: index is 2; expected 0 to 1");
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(model);
+  weft_compute_destroy(compute);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(group);
+}
+
 /* Two micro-batches of a model over the stages of a pipeline; stages below 1: without a pipeline. */
 static int stages;
 static double pipeline_losses[TRAIN_STEPS];
@@ -1596,6 +1654,10 @@ int main(void) {
   on_mesh(1, 2, from_text);
   on_mesh(1, 1, from_json);
   on_mesh(2, 2, from_json);
+  train_experts_in_cpp(1, 1, losses_with_experts);
+  on_mesh(1, 1, with_experts);
+  train_experts_in_cpp(2, 2, losses_with_experts);
+  on_mesh(2, 2, with_experts);
   run_ranks(1, in_a_pipeline);
   stages = 2;
   run_ranks(2, in_a_pipeline);

@@ -13,6 +13,7 @@
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/random.hpp"
+#include "weft/models/moe_transformer.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/conv.hpp"
 #include "weft/nn/feed_forward.hpp"
@@ -123,6 +124,26 @@ TEST(FromJson, EveryLayer) {
     for (const Parameter* p : model->parameters()) found[p->path()] = p->global_shape();
     EXPECT_EQ(found, expected) << text;
   }
+  const auto shapes = [](const std::string& text) {
+    const std::unique_ptr<Module> model = recipe_from_json(text).build();
+    std::map<std::string, Shape> found;
+    for (const Parameter* p : model->parameters()) found[p->path()] = p->global_shape();
+    return found;
+  };
+  EXPECT_EQ(shapes(R"({"model": {"layer": "MoE", "dim": 4, "hidden": 6, "experts": 3, "kind": "relu",
+      "shared_hidden": 5, "scale_outputs_by_load": true, "float8_dispatch": true, "init": 1, "down_init": 1,
+      "router": {"top_k": 1, "bias": "weighs"}}})"),
+            (std::map<std::string, Shape>{{"router.gate.weight", {3, 4}},
+                                          {"router.expert_bias", {3}},
+                                          {"experts.up_proj", {3, 6, 4}},
+                                          {"experts.down_proj", {3, 4, 6}},
+                                          {"shared_expert.gate_proj.weight", {5, 4}},
+                                          {"shared_expert.up_proj.weight", {5, 4}},
+                                          {"shared_expert.down_proj.weight", {4, 5}}}));
+  const auto of_block = shapes(R"({"model": {"layer": "MoEBlock", "dim": 8, "heads": 2, "max_seq": 16,
+      "experts": 3, "expert_hidden": 5}})");
+  EXPECT_EQ(of_block.at("mlp.experts.gate_proj"), (Shape{3, 5, 8}));
+  EXPECT_EQ(of_block.size(), 10U);
   const auto block = recipe_from_json(R"({"model": {"layer": "TransformerBlock", "dim": 8, "heads": 2,
       "kv_heads": 1, "max_seq": 16, "ffn_hidden": 12}})")
                          .build();
@@ -139,6 +160,40 @@ TEST(FromJson, EveryLayer) {
       "global_window": 2}})")
                 .name,
             "weather stage");
+}
+
+// Every key of a mixture of experts. The config of the model has what the text says.
+TEST(FromJson, AMixtureOfExperts) {
+  const Recipe recipe = recipe_from_json(R"({"moe": {"dim": 16, "layers": 4, "heads": 4, "kv_heads": 2,
+      "ffn_hidden": 24, "vocab": 32, "max_seq": 8, "tied": true, "experts": 6, "expert_hidden": 12,
+      "shared_hidden": 10, "kind": "gelu", "every": 2, "scale_outputs_by_load": true, "float8_dispatch": true,
+      "router": {"top_k": 3, "scores": "sigmoid", "normalise": false, "bias": "selects", "noise": 0.5,
+                 "capacity": "by_weight", "capacity_factor": 1.25, "balance": "sequence", "aux_loss": 0.1,
+                 "z_loss": 0.2}}})");
+  EXPECT_EQ(recipe.name, "mixture of experts");
+  const std::unique_ptr<Module> model = recipe.build();
+  const MoETransformerConfig& c = dynamic_cast<MoETransformer&>(*model).moe_config();
+  EXPECT_TRUE(c.transformer.dim == 16 && c.transformer.kv_heads == 2 && c.transformer.tied);
+  EXPECT_TRUE(c.experts == 6 && c.expert_hidden == 12 && c.shared_hidden == 10 && c.every == 2);
+  EXPECT_TRUE(c.kind == ExpertKind::gelu && c.scale_outputs_by_load && c.float8_dispatch);
+  const RouterOptions& r = c.router;
+  EXPECT_TRUE(r.top_k == 3 && r.scores == RouterScores::sigmoid && !r.normalise && r.noise == 0.5);
+  EXPECT_TRUE(r.bias == RouterBias::selects && r.capacity == Capacity::by_weight &&
+              r.capacity_factor == 1.25);
+  EXPECT_TRUE(r.balance == Balance::sequence && r.aux_loss == 0.1 && r.z_loss == 0.2);
+
+  const BuildOptions options = build_options_from_json(R"({"expert_axis": "ep", "uneven_experts": true})");
+  EXPECT_TRUE(options.expert_axis == "ep" && options.experts.uneven);
+  for (const auto& [text, error] : std::vector<std::pair<std::string, std::string>>{
+           {R"({"moe": {"expert": 8}})",
+            "recipe: moe has no \"expert\" (a mixture of experts); is experts or expert_hidden meant?"},
+           {R"({"moe": {"router": {"bias": "select"}}})",
+            "recipe: moe.router.bias is \"select\"; expected none, selects, weighs; is selects meant?"},
+           {R"({"moe": {"router": 2}})", "recipe: moe.router is 2; expected an object"},
+           {R"({"moe": {"every": 0}})", "moe: every is 0; expected 1 to 4 (layers)"},
+           {R"({"model": {"layer": "MoE", "dim": 4, "hidden": 6}})",
+            "recipe: model has no \"experts\"; expected one"}})
+    expect_error(ErrorCode::bad_argument, error, [&, &of = text] { return recipe_from_json(of).name; });
 }
 
 TEST(FromJson, ErrorsOfRecipesNameThePlace) {
@@ -160,7 +215,8 @@ TEST(FromJson, ErrorsOfRecipesNameThePlace) {
       {R"({"model": {"layer": "Conv2", "in": 1}})",
        "recipe: model.layer is \"Conv2\"; expected one of AdaptiveAvgPool2d, AvgPool2d, BatchNorm, "
        "ChannelFeedForward, ChannelNorm, Conv2d, ConvTranspose2d, Dropout, Embedding, GELU, GroupNorm, "
-       "LayerNorm, Linear, MaxPool2d, Pad2d, PixelShuffle, RMSNorm, ReLU, Residual, Resize2d, Sequential, "
+       "LayerNorm, Linear, MaxPool2d, MoE, MoEBlock, Pad2d, PixelShuffle, RMSNorm, ReLU, Residual, Resize2d, "
+       "Sequential, "
        "SwiGLU, TransformerBlock; is Conv2d meant?"},
       {R"({"model": {"layer": "Sequential", "children": [["a", {"layer": "Conv2d", "in": 1, "out": 2, "kernal": 3}]]}})",
        "recipe: model.a has no \"kernal\" (Conv2d); is kernel meant?"},

@@ -106,15 +106,16 @@ weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_comput
                                               const weft_transformer_options* options, weft_model** model,
                                               weft_error* error);
 /* Builds the model of a recipe that the program describes: `recipe` is a JSON object with a name, a model as
- * a tree of layers, a loss and blocks, or with the sizes of a transformer; docs/recipes.md has its keys and
- * the layers. `options`, a JSON object or NULL, says how the mesh shares the model, as BuildOptions
- * (weft/models/from_json.hpp). All ranks must give the same texts. No communication; no rank ever holds more
- * than its part. Fails with WEFT_BAD_ARGUMENT for an unknown key, with the nearest known one: "recipe:
- * model.embed has no "kernal" (Conv2d); is kernel meant?". */
+ * a tree of layers, a loss and blocks, or with the sizes of a transformer or of a mixture of experts;
+ * docs/recipes.md has its keys and the layers. `options`, a JSON object or NULL, says how the mesh shares the
+ * model, as BuildOptions (weft/models/from_json.hpp). All ranks must give the same texts. No communication;
+ * no rank ever holds more than its part. Fails with WEFT_BAD_ARGUMENT for an unknown key, with the nearest
+ * known one: "recipe: model.embed has no "kernal" (Conv2d); is kernel meant?". */
 weft_status weft_model_create(const weft_mesh* mesh, weft_compute* compute, const char* recipe,
                               const char* options, weft_model** model, weft_error* error);
 /* Gives the sizes of a model as a text for weft_transformer_create_from_text, with every key. Destroy it with
- * weft_text_destroy. */
+ * weft_text_destroy. Fails with WEFT_BAD_ARGUMENT for a model with experts, which that text cannot
+ * describe. */
 weft_status weft_model_text(const weft_model* model, weft_text** text, weft_error* error);
 void weft_model_destroy(weft_model* model);
 
@@ -205,6 +206,28 @@ weft_status weft_model_forward(weft_model* model, const weft_batch* batch, int32
  * next weft_model_forward, or until the model ends. */
 weft_status weft_model_get_output(const weft_model* model, int32_t index, weft_tensor* output,
                                   weft_error* error);
+
+/* The choices of the router of one mixture of experts in its last forward pass, over all data ranks. Losses
+ * are without their factors (docs/expert_parallel.md). */
+typedef struct weft_expert_balance {
+  uint32_t struct_size;
+  int32_t expert_count;
+  const char* path;      /* of the layer, "layers.0.mlp" */
+  const int64_t* counts; /* assignments of each expert, before capacity */
+  int64_t tokens, assignments, dropped;
+  double aux_loss, z_loss;
+} weft_expert_balance;
+#define WEFT_EXPERT_BALANCE_INIT \
+  { sizeof(weft_expert_balance), 0, NULL, NULL, 0, 0, 0, 0, 0 }
+
+/* Takes the reports of all routers of the model. *count becomes their number, 0 for a model without experts;
+ * weft_model_get_expert_balance gives them until the next call. In a pipeline collective over the stages,
+ * and every rank has the reports of all stages; otherwise no communication. */
+weft_status weft_model_expert_balance(weft_model* model, int32_t* count, weft_error* error);
+/* Gives a report. `path` and `counts` are valid until the next weft_model_expert_balance, or until the model
+ * ends. */
+weft_status weft_model_get_expert_balance(const weft_model* model, int32_t index,
+                                          weft_expert_balance* balance, weft_error* error);
 
 /* Tokens that the program owns. */
 typedef struct weft_tokens {

@@ -16,7 +16,10 @@ namespace weft {
 ///   blocks  a list of patterns, Recipe::blocks
 ///   pipeline  a list of patterns, Recipe::pipeline
 ///   border  Recipe::border: a list of extents, "input.0" for one of the first input: ["input.0", 64]
-/// or {"transformer": {…}} or {"weather": {…}}, with the fields of TransformerConfig or WeatherStageConfig.
+/// or {"transformer": {…}} or {"weather": {…}}, with the fields of TransformerConfig or WeatherStageConfig;
+/// or {"moe": {…}}, with the fields of MoETransformerConfig and of its TransformerConfig side by side, and
+/// "router", an object with the fields of RouterOptions: {"moe": {"dim": 64, "experts": 8, "router":
+/// {"top_k": 2, "bias": "selects"}}}.
 ///
 /// A layer is an object whose key "layer" has the name of a class of weft/nn; the other keys are the
 /// arguments of its constructor or the fields of its config, which may be missing if C++ has a default:
@@ -33,12 +36,12 @@ namespace weft {
 /// kernel meant?`, and the errors of the layers' constructors, as `recipe: model.children.embed: …`.
 Recipe recipe_from_json(std::string_view text);
 
-/// BuildOptions from an object with the keys data_axis, tensor_axis, replicate_axis, domain_axes, data
-/// ("ddp", "fsdp"), reshard_after_forward (a bool, or a number of ranks), reduce, seed, dtype, activations,
-/// frozen, float8, float8_scales, ac ("none", "full", "selective"), ac_modules, ac_every, sequence_parallel,
-/// split_vocab, loss_chunk, pipeline_axis, pipeline (the name of a PipelineKind), stages_per_rank,
-/// pipeline_file (a file with a schedule, in the place of these two), stage_weights (a list), keep_weights,
-/// exact, compile_model.
+/// BuildOptions from an object with the keys data_axis, tensor_axis, replicate_axis, expert_axis,
+/// uneven_experts, domain_axes, data ("ddp", "fsdp"), reshard_after_forward (a bool, or a number of ranks),
+/// reduce, seed, dtype, activations, frozen, float8, float8_scales, ac ("none", "full", "selective"),
+/// ac_modules, ac_every, sequence_parallel, split_vocab, loss_chunk, pipeline_axis, pipeline (the name of a
+/// PipelineKind), stages_per_rank, pipeline_file (a file with a schedule, in the place of these two),
+/// stage_weights (a list), keep_weights, exact, compile_model.
 /// Throws bad_argument for another key, with the nearest known, and for a wrong value.
 BuildOptions build_options_from_json(std::string_view text);
 
