@@ -330,6 +330,27 @@ def test_transformer_by_recipe(ranks):
     assert one[0] < 3.0 and two == pytest.approx(one * 2, abs=1e-3)
 
 
+def test_documents(ranks):
+    """Documents that are packed into a row have the outputs and the loss of rows of their own."""
+    def program(group):
+        recipe = train.transformer(dim=16, layers=2, heads=4, ffn_hidden=24, vocab=32, max_seq=8, init_std=0.1)
+        model = train.build_parallel_model(recipe, weft.Mesh(group, dp=1, tp=-1), seed=5)
+        tokens = np.arange(32, dtype=np.int64) * 7 % 32
+        documents = np.repeat(np.arange(8), 4).reshape(4, 8)
+        packed, whole = tokens.reshape(4, 8), tokens.reshape(8, 4)
+        labels = np.roll(whole, -1, 1)
+        alone, = model.forward(train.Batch(whole))
+        together, = model.forward(train.Batch([packed, documents]))
+        assert np.array_equal(together.reshape(8, 4, 32), alone)
+        assert not np.array_equal(model.forward(train.Batch(packed))[0], together)
+        trainer = train.Trainer(model)
+        losses = [trainer.evaluate(train.Batch(whole, labels)).loss, trainer.evaluate(train.Batch([packed, documents], labels.reshape(4, 8))).loss]
+        assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+        with pytest.raises(weft.BadArgumentError, match=r"transformer: documents: f32 \(4, 8\); expected i64 \(rows, sequence\)"):
+            model.forward(train.Batch([packed, documents.astype(np.float32)]))
+    ranks(2, program)
+
+
 def test_pipeline(ranks):
     """Two stages on two ranks, with the losses of one rank."""
     tokens = np.arange(32, dtype=np.int64).reshape(4, 8)

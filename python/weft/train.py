@@ -294,8 +294,10 @@ def build_parallel_model(recipe: Recipe, mesh: Mesh, *, threads: int = 1, **opti
 class Batch:
     """This rank's rows of a batch: arrays (rows, ...) on the host, all with as many rows, whose memory is
     read when a step takes the batch. inputs: of the model; targets: of the loss; one array each, or a list.
-    global_rows: the rows of all ranks together, of which this rank has ParallelModel.rows; 0: every rank has
-    as many rows as this one. Ranks of the tensor axis have the same rows."""
+    A transformer takes tokens, int64 (rows, sequence), and, if given, the number of each token's document:
+    attention stays inside of documents. global_rows: the rows of all ranks together, of which this rank has
+    ParallelModel.rows; 0: every rank has as many rows as this one. Ranks of the tensor axis have the same
+    rows."""
     __slots__ = ("_inputs", "_targets", "_global_rows")
 
     def __init__(self, inputs: Any, targets: Any = (), *, global_rows: int = 0) -> None:

@@ -155,6 +155,12 @@ class CausalPasses final : public Passes {
     const AttentionConfig& c = attention.config();
     if (x.size() != 1 || !cut_in_sequence(x[0].layout())) return own_forward(module, x, frame);
     expect_sequence(module, "x", x[0], c.dim);
+    if (frame.documents() != nullptr)
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format("\"{}\": the pass has documents, and the sequence is cut over ranks; expected whole "
+                      "sequences, or no documents",
+                      module.path()));
     Compute& compute = frame.compute();
     const Tensor q_plain = attention.q_proj.forward(x, frame)[0],
                  k_plain = attention.k_proj.forward(x, frame)[0], v = attention.v_proj.forward(x, frame)[0];

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 
@@ -64,6 +65,10 @@ Batch batch_of(const char* function, const std::string& which, const ParallelMod
     return numbers_of(function, which, name, sizes.vocab, compute.context(), b, numbers, may_ignore);
   };
   Batch batch{.inputs = {of("tokens", b.tokens, false)}, .global_rows = b.global_rows};
+  if (b.documents != nullptr) {
+    Tensor& documents = batch.inputs.emplace_back(compute.context(), Shape{b.rows, b.sequence}, DType::i64);
+    std::copy_n(b.documents, documents.count(), documents.as<std::int64_t>().data());
+  }
   if (labels) batch.targets.push_back(of("labels", b.labels, true));
   if (model.exact == Exact::yes && model.sequence_parallel)
     expect_exact_parts(which + "tokens of a row", b.sequence, model.tensor.size());

@@ -28,6 +28,7 @@
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/layouts.hpp"
 #include "weft/nn/norm.hpp"
+#include "weft/nn/packed_documents.hpp"
 #include "weft/nn/path_pattern.hpp"
 #include "weft/pp/grad_norm.hpp"
 #include "weft/train/gradients.hpp"
@@ -461,7 +462,15 @@ std::vector<double> Trainer::pipeline_losses(const std::vector<Batch>& all, cons
   if (model_->sharded && model_->pipeline.keep_weights) kept.emplace(model_->sharded->keep_weights());
   if (model_->float8) model_->float8->update_scales();  // no pass of the whole model does
   std::vector<PipelineMicroBatch> micro_batches;
-  for (const Batch& b : all) micro_batches.push_back({b.inputs, inputs_of_loss({}, b, counted)});
+  for (const Batch& b : all) {
+    PipelineMicroBatch& m = micro_batches.emplace_back();
+    m = {b.inputs, inputs_of_loss({}, b, counted)};
+    if (!model_->tokens || b.inputs.size() != 2) continue;
+    // The second input of a Transformer, which no stage has as an input.
+    if (!WEFT_MUTANT("documents_of_no_stage"))
+      m.documents = PackedDocuments::of(compute_->context(), b.inputs[1], "trainer: inputs[1]");
+    m.inputs.pop_back();
+  }
   return pipeline_for(static_cast<int>(all.size()), loss, pass.training)
       .run(micro_batches, pass, dloss)
       .losses;

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "weft/base/error.hpp"
+#include "weft/nn/layouts.hpp"
+#include "weft/nn/packed_documents.hpp"
 
 namespace weft {
 
@@ -149,10 +151,17 @@ void Transformer::set_rope(std::shared_ptr<const RopeTables> rope) {
   });
 }
 
-Tensors Transformer::do_forward(Inputs tokens, Frame& frame) {
-  expect_count(tokens, 1, "inputs");
-  const Tensors x = layers.forward(token_embedding.forward(tokens, frame), frame);
+Tensors Transformer::do_forward(Inputs inputs, Frame& frame) {
+  if (inputs.size() != 2) expect_count(inputs, 1, "inputs");
+  frame.set_documents(inputs.size() == 2 ? documents_of(inputs[1], frame) : nullptr);
+  const Tensors x = layers.forward(token_embedding.forward(inputs[0], frame), frame);
   return output_head.forward(norm.forward(x, frame), frame);
+}
+
+std::shared_ptr<const PackedDocuments> Transformer::documents_of(const Tensor& ids, Frame& frame) {
+  constexpr const char* kWhat = "transformer: documents";
+  layouts::expect_whole_dim(kWhat, ids, "attention inside documents", 1);
+  return PackedDocuments::of(frame.compute().context(), ids, kWhat);
 }
 
 Tensors Transformer::do_backward(Inputs dlogits, Frame& frame) {

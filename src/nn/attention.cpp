@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/mutant.hpp"
+#include "nn/attention_parts.hpp"
 #include "nn/exact/heads.hpp"
 #include "nn/operands.hpp"
 #include "nn/shared_heads.hpp"
@@ -239,6 +240,12 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
         fmt::format("\"{}\": a key/value cache exists, and the pass keeps tensors for a backward pass; "
                     "expected Frame::inference",
                     path()));
+  if (known_ != nullptr && frame.documents() != nullptr)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("\"{}\": a key/value cache exists, and the pass has documents; expected sequences "
+                    "of one document",
+                    path()));
   const std::int64_t first = known_ == nullptr ? 0 : known_->size;  // the position of the first token
   if (first + s.seq > rope_->positions || rope_->half * 2 != s.head_dim)
     throw Error(
@@ -252,10 +259,12 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
   rope.cos += first * rope_->half;
   rope.sin += first * rope_->half;
   by_element(q_plain, [&]<class T>() {
-    kernels::rope_forward(frame.kernels(), q_plain.data_ptr<T>(), rope.cos, rope.sin, q.data_ptr<T>(),
-                          {s.batch, s.seq, s.heads, s.head_dim});
-    kernels::rope_forward(frame.kernels(), k_plain.data_ptr<T>(), rope.cos, rope.sin, k.data_ptr<T>(),
-                          {s.batch, s.seq, s.kv_heads, s.head_dim});
+    each_part(frame, path(), s, [&](const PartOfAttention& at, const kernels::AttentionShape& of) {
+      kernels::rope_forward(frame.kernels(), q_plain.data_ptr<T>() + at.q, rope.cos, rope.sin,
+                            q.data_ptr<T>() + at.q, {of.batch, of.seq, of.heads, of.head_dim});
+      kernels::rope_forward(frame.kernels(), k_plain.data_ptr<T>() + at.kv, rope.cos, rope.sin,
+                            k.data_ptr<T>() + at.kv, {of.batch, of.seq, of.kv_heads, of.head_dim});
+    });
   });
   if (known_ != nullptr) {
     known_->append(compute, k, v);
@@ -264,8 +273,11 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
   const Tensor out = compute.make(q.shape(), q.dtype()).with_layout(q.layout());
   const Tensor softmax = compute.make({s.batch, s.heads, s.seq, kernels::kSoftmaxTerms});
   by_element(q, [&]<class T>() {
-    kernels::attention_forward(frame.kernels(), q.data_ptr<T>(), k.data_ptr<T>(), v.data_ptr<T>(),
-                               out.data_ptr<T>(), softmax.data_ptr<float>(), s);
+    each_part(frame, path(), s, [&](const PartOfAttention& at, const kernels::AttentionShape& of) {
+      kernels::attention_forward(frame.kernels(), q.data_ptr<T>() + at.q, k.data_ptr<T>() + at.kv,
+                                 v.data_ptr<T>() + at.kv, out.data_ptr<T>() + at.q,
+                                 softmax.data_ptr<float>() + at.softmax, of);
+    });
   });
   frame.push(*this, {q, k, v, out, softmax});
   return o_proj.forward(out, frame);
@@ -279,15 +291,20 @@ Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   const RopePointers rope = on_device(compute, rope_);
   by_element(h.q, [&]<class T>() {
     if (frame.exact())
-      exact::attention_backward(frame, {h.dout, h.q, h.k, h.v, h.out, h.softmax, h.dq}, s, h.dk, h.dv);
-    else
-      kernels::attention_backward(frame.kernels(), h.dout.data_ptr<T>(), h.q.data_ptr<T>(), h.k.data_ptr<T>(),
-                                  h.v.data_ptr<T>(), h.out.data_ptr<T>(), h.softmax.data_ptr<float>(),
-                                  h.dq.data_ptr<T>(), h.dk.data_ptr<T>(), h.dv.data_ptr<T>(), s);
-    kernels::rope_backward(frame.kernels(), h.dq.data_ptr<T>(), rope.cos, rope.sin, h.dq.data_ptr<T>(),
-                           {s.batch, s.seq, s.heads, s.head_dim});
-    kernels::rope_backward(frame.kernels(), h.dk.data_ptr<T>(), rope.cos, rope.sin, h.dk.data_ptr<T>(),
-                           {s.batch, s.seq, s.kv_heads, s.head_dim});
+      exact::attention_backward(frame, path(), {h.dout, h.q, h.k, h.v, h.out, h.softmax, h.dq}, s, h.dk,
+                                h.dv);
+    each_part(frame, path(), s, [&](const PartOfAttention& at, const kernels::AttentionShape& of) {
+      T *const dq = h.dq.data_ptr<T>() + at.q, *const dk = h.dk.data_ptr<T>() + at.kv;
+      if (!frame.exact())
+        kernels::attention_backward(frame.kernels(), h.dout.data_ptr<T>() + at.q, h.q.data_ptr<T>() + at.q,
+                                    h.k.data_ptr<T>() + at.kv, h.v.data_ptr<T>() + at.kv,
+                                    h.out.data_ptr<T>() + at.q, h.softmax.data_ptr<float>() + at.softmax, dq,
+                                    dk, h.dv.data_ptr<T>() + at.kv, of);
+      kernels::rope_backward(frame.kernels(), dq, rope.cos, rope.sin, dq,
+                             {of.batch, of.seq, of.heads, of.head_dim});
+      kernels::rope_backward(frame.kernels(), dk, rope.cos, rope.sin, dk,
+                             {of.batch, of.seq, of.kv_heads, of.head_dim});
+    });
   });
   const Tensor through_v = v_proj.backward(h.dv, frame)[0];
   const Tensor through_k = k_proj.backward(h.dk, frame)[0];
@@ -380,6 +397,11 @@ Tensors CrossAttention::do_forward(Inputs inputs, Frame& frame) {
   expect_sequence("context", inputs[1], config_.context_dim);
   expect_same_samples(*this, inputs[0], inputs[1], "context");
   if (inputs.size() == 3) expect_mask(*this, inputs[2], inputs[0], inputs[1]);
+  if (frame.documents() != nullptr)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("\"{}\": the pass has documents, whose contexts cross-attention does not know; "
+                            "expected a mask, and no documents",
+                            path()));
   Compute& compute = frame.compute();
   const Tensor q = q_proj.forward(inputs[0], frame)[0], k = k_proj.forward(inputs[1], frame)[0],
                v = v_proj.forward(inputs[1], frame)[0];

@@ -88,6 +88,7 @@ void Frame::begin(const Pass& pass) {
     throw Error(ErrorCode::bad_argument,
                 "frame: begin of a training pass on an inference Frame, which keeps nothing");
   pass_ = pass;
+  documents_ = nullptr;
 }
 
 void Frame::count_use(const Parameter& parameter) {
@@ -109,7 +110,7 @@ bool Frame::drop_use(const Parameter& parameter) {
 }
 
 void Frame::push(const Module& of, Tensors tensors) {
-  if (keeps_) entries_.push_back({.of = &of, .tensors = std::move(tensors)});
+  if (keeps_) entries_.push_back({.of = &of, .tensors = std::move(tensors), .documents = documents_});
 }
 
 Tensors Frame::pop(const Module& of) {
@@ -133,6 +134,7 @@ Tensors Frame::pop(const Module& of) {
             "order of forward",
             of.path(), last.of->path()));
   Tensors tensors = std::move(last.tensors);
+  documents_ = std::move(last.documents);
   entries_.pop_back();
   return tensors;
 }
@@ -164,7 +166,8 @@ void Frame::Checkpoint::keep() {
                              .tensors = std::move(x_),
                              .checkpoint = true,
                              .compares = compares_,
-                             .results = std::move(results_)});
+                             .results = std::move(results_),
+                             .documents = frame_.documents_});
 }
 
 Frame Frame::pop_checkpoint(Tensors& x) {
@@ -172,6 +175,7 @@ Frame Frame::pop_checkpoint(Tensors& x) {
   entries_.pop_back();
   x = std::move(entry.tensors);
   Frame scratch(*compute_, pass_);
+  documents_ = scratch.documents_ = std::move(entry.documents);
   scratch.outer_ = this;
   scratch.depth_ = depth_;
   scratch.left_over_ = left_over_;

@@ -468,6 +468,7 @@ struct Pipeline::Impl {
     weft::Pass of = pass;
     of.micro_batch = a.micro_batch;
     of.first_sample = first_samples[m];
+    of.documents = batches[m].documents;
     if (trains) {
       p.frame.emplace(compute, of);
     } else {

@@ -1465,6 +1465,18 @@ static void from_json(rank_args* a) {
                 "compute_outputs: inputs is empty; expected 1 tensor or more");
       }
     }
+    if (i == 0) { /* documents are a second input; one for each row changes nothing */
+      int64_t documents[TRAIN_ROWS * TRAIN_SEQUENCE] = {0};
+      const weft_buffer of_documents = {documents, count, WEFT_I64, WEFT_CPU};
+      const weft_tensor inputs[] = {input, {"documents", of_documents, NULL, extents, 2}};
+      const weft_batch packed = {inputs, 2, 1, &target, 0};
+      weft_evaluation of_packed = WEFT_EVALUATION_INIT;
+      OK(weft_trainer_evaluate(trainer, &packed, 1, &of_packed, &error));
+      CHECK(of_packed.loss == evaluation.loss);
+      for (int64_t at = 0; at < count; ++at) documents[at] = at % TRAIN_SEQUENCE / 3;
+      OK(weft_trainer_evaluate(trainer, &packed, 1, &of_packed, &error));
+      CHECK(of_packed.loss != evaluation.loss && fabs(of_packed.loss - evaluation.loss) < 0.1);
+    }
     OK(weft_trainer_step_batches(trainer, &batch, 1, TRAIN_RATE, &result, &error));
     CHECK(result.loss == step(expected, &p, i) && result.step == i);
     CHECK(fabs(evaluation.loss - result.loss) < 1e-6 && evaluation.tokens == result.tokens);

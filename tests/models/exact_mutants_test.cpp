@@ -55,6 +55,9 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"exact_choices_by_rank", kExperts, "ep 2 has other bits"},
         Mutant{"exact_expert_rows_whole", kExperts, "dp 2 has other bits"},
         Mutant{"exact_expert_hidden_whole", kExperts, "tp 2 has other bits"},
+        // Attention that stays inside documents.
+        Mutant{"document_borders_ignored", "PackedDocuments.AttentionEqualsLoopsWithAMask", "y ["},
+        Mutant{"documents_of_no_stage", "PackedDocuments.TrainAsRowsOfTheirOwnOnEveryMesh", "pipeline"},
         // Kernels on which all this rests.
         Mutant{"exact_kernel_differs", "Exact.Threads",
                "exact: the product 37 x 45 x 24 in f32 has other bits if rows are cut in two"},

@@ -16,7 +16,7 @@ using test::error_text;
 using test::floats;
 using test::random_tensor;
 
-constexpr Pass kPass{.seed = 7, .step = 3};
+const Pass kPass{.seed = 7, .step = 3};
 
 std::vector<float> dropped(Dropout& layer, const Tensor& x, Compute& compute, const Pass& pass = kPass) {
   Frame frame(compute, pass);

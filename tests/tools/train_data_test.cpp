@@ -140,6 +140,15 @@ TEST_F(TrainDataTest, LabelsStopWhereADocumentEnds) {
   EXPECT_THAT(drawn(0).tokens, ElementsAre('a', 'b', '.', '.'));
   EXPECT_THAT(drawn(0).labels, ElementsAre('b', '.', '.', kNone));
   EXPECT_THAT(drawn(2).labels, ElementsAre('.', kNone, 'd', '.'));
+  EXPECT_THAT(drawn(2).documents, ElementsAre(0, 0, 1, 1));
+  config.document_attention = "across";
+  EXPECT_THAT(drawn(2).documents, ElementsAre());
+  EXPECT_THAT(drawn(2).labels, ElementsAre('.', kNone, 'd', '.'));
+  config.document_attention = "over";
+  EXPECT_EQ(refusal([&] { drawn(2); }), "train: document-attention is \"over\"; expected inside or across");
+  config.document_attention = "inside";
+  config.document_end = "";
+  EXPECT_THAT(drawn(2).documents, ElementsAre());
   config.document_end = "x";
   EXPECT_THAT(drawn(2).labels, ElementsAre('.', 'c', 'd', '.'));
   config.draw = "sequences";
@@ -359,6 +368,43 @@ TEST_F(TrainDataTest, AResumedRunDrawsTheNextSamplesOnAnyMesh) {
   EXPECT_THAT(
       err(), HasSubstr("--document-end is \"dog\\n\" there and \"a\\u0020b\" here, --draw is sequences there "
                        "and not set here, --held-out is 0.1 there and not set here"));
+}
+
+// A pipeline, too, has the losses of documents that do not see each other.
+TEST_F(TrainDataTest, AttentionStopsWhereADocumentEnds) {
+  std::ofstream text(folder_ / "documents");
+  for (int i = 0; i < 600; ++i)
+    text << fmt::format("{:c}quick{:02}|brown{:c}\n", 'a' + i % 26, i % 89, 'a' + i % 7);
+  text.close();
+  const Words same{"--text",         file("documents"),
+                   "--document-end", "\n",
+                   "--draw",         "sequences",
+                   "--seq",          "32",
+                   "--batch",        "4",
+                   "--held-out",     "0.1"};
+  const auto with = [&](const Words& more) {
+    Words words = small(same);
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const auto losses_with = [&](const std::string& name, const Words& more) {
+    Words words = with(more);
+    words.insert(words.end(), {"--metrics", file(name), "--until", "6"});
+    EXPECT_EQ(run(words), 0) << err();
+    return losses(name);
+  };
+  const auto inside = losses_with("inside", {});
+  const auto across = losses_with("across", {"--document-attention", "across"});
+  ASSERT_EQ(inside.size(), 6u);
+  EXPECT_NE(inside[0], across[0]);
+  EXPECT_NE(column("inside", "eval_loss"), column("across", "eval_loss"));
+  const auto pipeline = losses_with("pp", {"--ranks", "4", "--pp", "2", "--tp", "2", "--micro-batches", "2"});
+  for (std::size_t i = 0; i < 6; ++i) EXPECT_NEAR(pipeline[i], inside[i], 1e-4) << i;
+
+  std::ofstream(file("c.toml")) << "[data]\ndocument_attention = \"across\"\n";
+  EXPECT_EQ(losses_with("config", {"--config", file("c.toml"), "--save", file("run")}), across);
+  EXPECT_EQ(run(with({"--save", file("run"), "--resume"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--document-attention is not set there and inside here"));
 }
 
 // The checkpoint counts samples: a batch of another size goes on with the next one.

@@ -189,7 +189,10 @@ weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, 
  * their coordinate on the tensor axis must give the same rows. Layouts of the tensors are not read; names are
  * for errors. */
 typedef struct weft_batch {
-  const weft_tensor* inputs; /* of the model, in this order: (rows, ...) each */
+  /* The inputs of the model, in its order: (rows, ...) each. A transformer takes tokens, i64 (rows,
+   * sequence), and, if given, the number of each token's document in the same form: successive tokens of a
+   * row with one number are a document, and attention stays inside of it. */
+  const weft_tensor* inputs;
   int32_t input_count;
   int32_t target_count;
   const weft_tensor* targets; /* of the loss; may be NULL if target_count is 0 */

@@ -30,7 +30,7 @@ class MicroBatchGradients;
 /// same number of rows. Ranks that differ only in their coordinate on the tensor axis or the domain axes must
 /// have the same rows, with whole maps: each rank keeps its part (ParallelModel::place).
 struct Batch {
-  Tensors inputs;                ///< of the model, in this order
+  Tensors inputs;                ///< of the model, in this order; for a transformer see Transformer
   Tensors targets = {};          ///< of the loss, after the outputs of the model
   std::int64_t global_rows = 0;  ///< as in TokenBatch
 };
@@ -45,6 +45,9 @@ struct TokenBatch {
   /// The number of rows of all data ranks together. If the rows do not divide evenly, the first ranks have
   /// one row more, as with Shard. 0: every rank has as many rows as this one.
   std::int64_t global_rows = 0;
+  /// (rows, sequence): successive tokens of a row with the same number are a document, and attention does not
+  /// cross its borders (weft/nn/packed_documents.hpp). Null: it sees whole rows. Labels do not depend on it.
+  const std::int64_t* documents = nullptr;
 };
 
 /// Returns the output of the model for each token of this rank's rows: f32 (rows, sequence, vocab). Keeps

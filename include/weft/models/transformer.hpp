@@ -89,7 +89,11 @@ class OutputHead : public Module {
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };
 
-/// tokens: i64 (batch, sequence) → logits: (batch, sequence, vocab). Paths: token_embedding.embedding.weight,
+/// tokens: i64 (batch, sequence) → logits: (batch, sequence, vocab). A second input may say which document
+/// each token belongs to, i64 (batch, sequence): attention then stays inside documents (PackedDocuments in
+/// weft/nn/packed_documents.hpp). It has no gradient, and each rank needs it for whole sequences.
+///
+/// Paths: token_embedding.embedding.weight,
 /// layers.N.{attention_norm, attention.{q,k,v,o}_proj, mlp_norm, mlp.{gate,up,down}_proj}.weight,
 /// norm.weight, output_head.proj.weight (tied: the embedding's).
 class Transformer : public Module {
@@ -118,6 +122,7 @@ class Transformer : public Module {
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
+  static std::shared_ptr<const PackedDocuments> documents_of(const Tensor& ids, Frame& frame);
   TransformerConfig config_;
 };
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -24,6 +25,7 @@ namespace kernels {
 class KernelContext;
 }
 class Module;
+class PackedDocuments;
 class Parameter;
 
 using Tensors = std::vector<Tensor>;
@@ -46,6 +48,9 @@ struct Pass {
   bool training = true;
   /// The way in which layers add sums that parallelism may split (docs/exact.md).
   Exact exact = Exact::no;
+  /// The documents inside of which Attention stays (weft/nn/packed_documents.hpp); null: sequences are whole.
+  /// A Transformer whose second input they are sets them itself.
+  std::shared_ptr<const PackedDocuments> documents = nullptr;
 };
 
 /// The random numbers of one pass under one path. Frame::rng() makes it. A value; any thread.
@@ -170,6 +175,14 @@ class Frame {
   /// another order, than the first.
   Tensors once(std::string_view path, const std::function<Tensors()>& work);
   const Pass& pass() const noexcept { return pass_; }
+  /// The documents inside of which Attention stays, now and in the backward of the modules that run now. They
+  /// were an input of the model, or are those of Pass::documents. Null: sequences are whole.
+  const std::shared_ptr<const PackedDocuments>& documents() const noexcept {
+    return documents_ != nullptr ? documents_ : pass_.documents;
+  }
+  void set_documents(std::shared_ptr<const PackedDocuments> documents) noexcept {
+    documents_ = std::move(documents);
+  }
   bool exact() const noexcept { return pass_.exact == Exact::yes; }
   /// Begins the next pass. Throws bad_argument if the backward of the last pass is not done yet, because that
   /// backward would draw other random numbers than its forward. Also throws bad_argument for a training pass
@@ -292,11 +305,13 @@ class Frame {
     bool checkpoint = false;  // `tensors` are the inputs of `of`, which runs again
     bool compares = false;
     std::vector<Result> results{};
+    std::shared_ptr<const PackedDocuments> documents{};  // that were set then; its backward needs them
   };
   const Result& next_result(std::string_view path, bool outputs);
   Compute* compute_;
   Pass pass_;
   bool keeps_ = true;
+  std::shared_ptr<const PackedDocuments> documents_;
   std::vector<Entry> entries_;
   Checkpoint* checkpoint_ = nullptr;  // the innermost one that is in progress
   // of a scratch Frame

@@ -35,6 +35,8 @@ struct PipelineMicroBatch {
   Tensors inputs;  ///< of the first stage
   /// The inputs of the loss behind the output of the last stage. Ranks of other stages may leave them out.
   Tensors targets = {};
+  /// Pass::documents of its passes, in all stages; see there.
+  std::shared_ptr<const PackedDocuments> documents = nullptr;
 };
 
 struct PipelineOptions {

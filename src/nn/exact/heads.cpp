@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/mutant.hpp"
+#include "nn/attention_parts.hpp"
 #include "nn/exact/sums.hpp"
 
 namespace weft::exact {
@@ -44,14 +45,17 @@ void sum_of_heads(const Tensor& of_queries, std::int64_t rows, const kernels::At
 
 }  // namespace
 
-void attention_backward(Frame& frame, const HeadsPass& h, const kernels::AttentionShape& s, Tensor& dk,
-                        Tensor& dv) {
+void attention_backward(Frame& frame, const std::string& path, const HeadsPass& h,
+                        const kernels::AttentionShape& s, Tensor& dk, Tensor& dv) {
   const auto run = [&](const Tensor& k, const Tensor& v, const Tensor& to_k, const Tensor& to_v,
-                       const kernels::AttentionShape& of) {
-    kernels::attention_backward(frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(),
-                                k.data_ptr<float>(), v.data_ptr<float>(), h.out.data_ptr<float>(),
-                                h.softmax.data_ptr<float>(), h.dq.data_ptr<float>(), to_k.data_ptr<float>(),
-                                to_v.data_ptr<float>(), of);
+                       const kernels::AttentionShape& all) {
+    each_part(frame, path, all, [&](const PartOfAttention& at, const kernels::AttentionShape& of) {
+      kernels::attention_backward(frame.kernels(), h.dout.data_ptr<float>() + at.q,
+                                  h.q.data_ptr<float>() + at.q, k.data_ptr<float>() + at.kv,
+                                  v.data_ptr<float>() + at.kv, h.out.data_ptr<float>() + at.q,
+                                  h.softmax.data_ptr<float>() + at.softmax, h.dq.data_ptr<float>() + at.q,
+                                  to_k.data_ptr<float>() + at.kv, to_v.data_ptr<float>() + at.kv, of);
+    });
   };
   if (s.heads == s.kv_heads) {
     run(h.k, h.v, dk, dv, s);

@@ -13,8 +13,8 @@ struct HeadsPass {
 
 /// kernels::attention_backward, in which the gradient of a key/value head is a balanced tree over its query
 /// heads, also over the query heads of other ranks. Then dk and dv, given with their memory and layouts, are
-/// summed.
-void attention_backward(Frame& frame, const HeadsPass& pass, const kernels::AttentionShape& s, Tensor& dk,
-                        Tensor& dv);
+/// summed. Scores and their gradients stay inside the documents of the pass. `path`: of the module.
+void attention_backward(Frame& frame, const std::string& path, const HeadsPass& pass,
+                        const kernels::AttentionShape& s, Tensor& dk, Tensor& dv);
 
 }  // namespace weft::exact

@@ -41,10 +41,11 @@ class TokenSamples final : public Samples {
       return std::nullopt;
     const Chunk part = part_of(cut.global_rows);
     const auto own = [&](const std::vector<std::int64_t>& of) {
+      if (of.empty()) return of;
       const auto begin = of.begin() + part.offset * sequence_;
       return std::vector<std::int64_t>(begin, begin + part.size * sequence_);
     };
-    return cut_up({own(all.tokens), own(all.labels)}, cut);
+    return cut_up({own(all.tokens), own(all.labels), own(all.documents)}, cut);
   }
   const Tokenizer* tokenizer() const noexcept override { return tokenizer_ ? &*tokenizer_ : nullptr; }
 
@@ -56,9 +57,11 @@ class TokenSamples final : public Samples {
     const std::int64_t all = static_cast<std::int64_t>(rows.sequences.tokens.size()) / sequence_;
     for (std::int64_t m = 0, first = 0; m < cut.micro_batches; ++m) {
       const std::int64_t count = all / cut.micro_batches + (m < all % cut.micro_batches ? 1 : 0);
+      const std::vector<std::int64_t>& documents = rows.sequences.documents;
       batches.push_back({rows.sequences.tokens.data() + first * sequence_,
                          rows.sequences.labels.data() + first * sequence_, count, sequence_,
-                         cut.micro_batches == 1 ? cut.global_rows : count * cut.data_ranks});
+                         cut.micro_batches == 1 ? cut.global_rows : count * cut.data_ranks,
+                         documents.empty() ? nullptr : documents.data() + first * sequence_});
       first += count;
     }
     rows.batches = std::move(batches);

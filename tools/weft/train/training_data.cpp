@@ -65,6 +65,8 @@ void DataConfig::check() const {
                          held_out_file.string()));
   if (draw != "offsets" && draw != "sequences")
     bad_data(fmt::format("draw is \"{}\"; expected offsets or sequences", draw));
+  if (document_attention != "inside" && document_attention != "across")
+    bad_data(fmt::format("document-attention is \"{}\"; expected inside or across", document_attention));
   if (tokenizer.empty()) end_of_document(*this, nullptr);
 }
 
@@ -85,6 +87,7 @@ std::string DataConfig::identity() const {
     for (std::size_t at = 0; (at = quoted.find(' ', at)) != std::string::npos;)
       quoted.replace(at, 1, "\\u0020");
     identity += " document_end=" + quoted;
+    if (document_attention != "across") identity += " document_attention=" + document_attention;
   }
   return identity;
 }
@@ -106,7 +109,10 @@ TokenFile tokens_of(const std::filesystem::path& path, TokenForm form, const std
 }  // namespace
 
 TrainingData::TrainingData(const DataConfig& config, std::int64_t sequence, const Tokenizer* tokenizer)
-    : sequence_(sequence), cut_(config.draw == "sequences"), end_(end_of_document(config, tokenizer)) {
+    : sequence_(sequence),
+      cut_(config.draw == "sequences"),
+      inside_(config.document_attention == "inside"),
+      end_(end_of_document(config, tokenizer)) {
   config.check();
   const TokenForm form = form_of(config);
   const std::string words = fmt::format("text \"{}\"", config.text.string());
@@ -146,11 +152,13 @@ bool TrainingData::ends_document(const Part& part, std::int64_t at) const {
 
 // `count` tokens from `start` on, each with a next token, and as many without a label as are missing.
 void TrainingData::add(const Part& part, std::int64_t start, std::int64_t count, Sequences& to) const {
+  std::int64_t document = 0;
   for (std::int64_t k = 0; k < sequence_; ++k) {
-    const bool there = k < count;
+    const bool there = k < count, ends = there && ends_document(part, start + k);
     to.tokens.push_back(there ? part[start + k] : 0);
-    to.labels.push_back(there && !ends_document(part, start + k) ? part[start + k + 1]
-                                                                 : CrossEntropy::kIgnore);
+    to.labels.push_back(there && !ends ? part[start + k + 1] : CrossEntropy::kIgnore);
+    if (inside_ && !end_.empty()) to.documents.push_back(document);
+    document += ends ? 1 : 0;
   }
 }
 

@@ -23,6 +23,8 @@ struct DataConfig {
   /// Behind it a document ends, whose last label is none: a text, with a tokenizer of one token; in a file of
   /// tokens without a tokenizer its number. Empty: nowhere.
   std::string document_end = {};
+  /// With a document_end. inside: attention stays inside documents. across: it sees the whole sequence.
+  std::string document_attention = "inside";
   /// offsets: a sequence begins at any token. sequences: the tokens are cut into sequences one after the
   /// other, each of which comes once in an epoch.
   std::string draw = "offsets";
@@ -39,6 +41,8 @@ struct DataConfig {
 /// (rows, sequence), row after row.
 struct Sequences {
   std::vector<std::int64_t> tokens, labels;
+  /// The number of each token's document in its row; empty if attention crosses the borders.
+  std::vector<std::int64_t> documents = {};
 };
 
 /// Sequence n of a part consists of tokens; the label of each token is the next token, or
@@ -71,7 +75,7 @@ class TrainingData {
   void add(const Part& part, std::int64_t start, std::int64_t count, Sequences& to) const;
 
   std::int64_t sequence_, population_ = 0;
-  bool cut_;
+  bool cut_, inside_;
   std::vector<std::int64_t> end_;  // the tokens that end a document; empty: nothing does
   Part training_, held_out_;
 };
