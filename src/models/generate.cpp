@@ -174,8 +174,11 @@ class TokenPasses {
       s.tokens.push_back(token);
       hash.add_at_once(static_cast<std::uint64_t>(token));
       const auto made = std::span<const std::int64_t>(s.tokens).subspan(static_cast<std::size_t>(s.length));
+      const auto prompt = static_cast<std::int64_t>(s.prompt);
       for (const TokenList& stop : options_.stops) s.stopped |= ends_with(made, stop);
-      if (options_.on_token && !s.copy) options_.on_token(static_cast<std::int64_t>(s.prompt), token);
+      if (options_.stop_when) s.stopped |= options_.stop_when(prompt, made);
+      hash.add_at_once(s.stopped ? 1 : 0);
+      if (options_.on_token && !s.copy) options_.on_token(prompt, token);
     }
     return hash.value;
   }
@@ -293,7 +296,7 @@ std::vector<Generated> generate(ParallelModel& model, Compute& compute, std::spa
     if (differ)
       throw Error(ErrorCode::mismatch,
                   fmt::format("generate: the ranks of {}={} have chosen different tokens at "
-                              "position {}: their logits differ",
+                              "position {}: their logits, or the results of stop_when, differ",
                               model.tensor.name(), model.tensor.size(), known));
     if (least < 0)
       refuse_batch(kGenerate,

@@ -187,6 +187,31 @@ TEST(Generate, StopsBehindAStopAndAtTheEndOfThePositions) {
       }
     }
     EXPECT_EQ(seen.size(), rank.rank == 0 ? 2U : 1U);  // of three prompts the second rank has one
+
+    // The same by a function.
+    GenerateOptions by{.new_tokens = 1000, .temperature = 0};
+    by.stop_when = [&](std::int64_t, std::span<const std::int64_t> made) {
+      return std::ranges::any_of(options.stops, [&](const TokenList& stop) {
+        return made.size() >= stop.size() && std::equal(stop.rbegin(), stop.rend(), made.rbegin());
+      });
+    };
+    const std::vector<Generated> same = generate(model.built, model.compute, prompts, by);
+    for (std::size_t p = 0; p < prompts.size(); ++p) {
+      EXPECT_EQ(same[p].tokens, some[p].tokens);
+      EXPECT_EQ(same[p].stopped, some[p].stopped);
+    }
+  });
+}
+
+TEST(Generate, TensorRanksStopTogether) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Model model(rank, {{"dp", 1}, {"tp", 2}});
+    GenerateOptions options{.new_tokens = 8, .temperature = 0};
+    options.stop_when = [&](std::int64_t, std::span<const std::int64_t> made) {
+      return rank.rank == 1 && made.size() == 3;
+    };
+    EXPECT_THAT(error_of([&] { generate(model.built, model.compute, some_prompts(), options); }).what(),
+                testing::HasSubstr("have chosen different tokens at position"));
   });
 }
 

@@ -69,6 +69,30 @@ TEST_F(SampleTest, ContinuesATextThatItHasLearned) {
             "the quick brown\n");
 }
 
+// The folder of a step, and the model with experts, on a mesh, too.
+TEST_F(SampleTest, ReadsAStepAndAMixtureOfExperts) {
+  const Ran trained = run({"train", "--text",   file("text"), "--dim",           "32", "--layers",
+                           "2",     "--heads",  "4",          "--ffn",           "64", "--seq",
+                           "48",    "--batch",  "8",          "--steps",         "80", "--lr",
+                           "0.01",  "--model",  "moe",        "--experts",       "4",  "--expert-hidden",
+                           "32",    "--save",   file("moe"),  "--top-k",         "2",  "--save-every",
+                           "40",    "--router", "sigmoid",    "--shared-hidden", "16", "--progress",
+                           "none"});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const auto of = [&](Words words) {
+    words.insert(words.end(), {"--prompt", "the quick", "--temperature", "0", "--tokens", "20"});
+    words.insert(words.begin(), "sample");
+    const Ran ran = run(words);
+    EXPECT_EQ(ran.status, 0) << ran.err;
+    return ran.out;
+  };
+  EXPECT_EQ(of({file("moe")}), "the quick brown fox jumps ove\n");
+  EXPECT_EQ(of({file("moe"), "--no-cache"}), "the quick brown fox jumps ove\n");
+  EXPECT_EQ(of({file("moe"), "--ranks", "2", "--tp", "2"}), "the quick brown fox jumps ove\n");
+  EXPECT_EQ(of({file("moe/step-00000080")}), "the quick brown fox jumps ove\n");
+  EXPECT_THAT(of({file("moe/step-00000040")}), ::testing::StartsWith("the quick"));
+}
+
 TEST_F(SampleTest, HasTheSameTextOnEachMesh) {
   const Words words{"--prompt", "the ", "--temperature", "2", "--exact", "--tokens", "40", "--seed", "3"};
   const auto with = [&](Words more) {
@@ -116,6 +140,7 @@ TEST_F(SampleTest, RefusesWhatItCannotDo) {
   says({"--top-p", "2"}, "generate: top_p is 2; expected more than 0, and 1 at most");
   says({"--ranks", "3", "--tp", "2"}, "sample: dp 1 x tp 2 is not 3 ranks");
   says({"--tp", "0"}, "sample: --tp is 0; expected 1 or more");
+  says({"--stop", "fox", "--stop", ""}, "sample: --stop is empty; expected a text");
   const Ran nowhere = run({"sample", file("nowhere"), "--ranks", "2"});
   EXPECT_EQ(nowhere.status, 2);
   EXPECT_THAT(nowhere.err, HasSubstr("sample: no checkpoint in \"" + file("nowhere") + "\""));

@@ -466,6 +466,15 @@ TEST_F(TrainDataTest, TrainsAndSamplesWithATokenizer) {
   EXPECT_THAT(text, ::testing::StartsWith("the quick brown fox "));
   EXPECT_EQ(sample({"--tokens", "8", "--ranks", "2", "--tp", "2"}), text);
   EXPECT_THAT(sample({"--tokens", "30", "--stop", " fox"}), ::testing::EndsWith(" fox\n"));
+  // A stop is a text: it may lie inside of a token, or in several.
+  EXPECT_EQ(sample({"--tokens", "30", "--stop", " fo"}), "the quick brown fo\n");
+  EXPECT_EQ(sample({"--tokens", "30", "--stop", "wn f", "--stop", "never"}), "the quick brown f\n");
+  EXPECT_EQ(sample({"--tokens", "30", "--stop", "wn f", "--ranks", "2", "--tp", "2"}), "the quick brown f\n");
+  const auto stopped = nlohmann::json::parse(sample({"--tokens", "30", "--stop", "ow", "--json"}));
+  EXPECT_EQ(stopped.at("text"), " brow");
+  EXPECT_TRUE(stopped.at("stopped").get<bool>());
+  EXPECT_THAT(read.decode(stopped.at("tokens").get<std::vector<std::int64_t>>()),
+              ::testing::StartsWith(" brow"));
   const auto json = nlohmann::json::parse(sample({"--tokens", "8", "--json"}));
   EXPECT_EQ("the quick" + json.at("text").get<std::string>() + "\n", text);
   EXPECT_EQ(json.at("tokens").size(), 8u);

@@ -32,11 +32,15 @@ struct GenerateOptions {
   /// Called for each new token on every rank of the data coordinate that has the prompt, in the order of
   /// positions. If it throws, all ranks throw.
   std::function<void(std::int64_t prompt, std::int64_t token)> on_token = {};
+  /// Called behind each new token, with all new tokens of its prompt: if it returns true, the sample ends
+  /// there, as with a stop. For stops that several sequences of tokens make, such as a text. It must return
+  /// the same on all ranks; if ranks of the tensor axis differ, all throw mismatch. If it throws, all throw.
+  std::function<bool(std::int64_t prompt, std::span<const std::int64_t> made)> stop_when = {};
 };
 
 struct Generated {
   TokenList tokens;      ///< those behind the prompt
-  bool stopped = false;  ///< by one of the stops, which are the last of the tokens
+  bool stopped = false;  ///< by one of the stops, which are the last of the tokens, or by stop_when
 };
 
 /// Continues each prompt, and returns the new tokens of all prompts, in their order, on every rank. Prompts

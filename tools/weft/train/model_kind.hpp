@@ -78,7 +78,8 @@ class ModelKind {
   virtual std::string identity(const TrainConfig& config) const = 0;
   /// The table [model] of a configuration file, without the keys that are options.
   virtual std::string table(const TrainConfig& config) const = 0;
-  /// The model, as a text in a checkpoint, for `weft sample`; empty: none.
+  /// The model, as a text in a checkpoint, for `weft sample`; empty: none. A mixture of experts has its
+  /// transformer there, and its experts in identity().
   virtual std::string sample_text(const TrainConfig& config) const = 0;
   /// How many things of KindWords::rate a step has, and the floating-point operations for each of them,
   /// forward and backward, of a model with these parameters.

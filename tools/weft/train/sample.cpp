@@ -6,7 +6,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <set>
+#include <span>
+#include <variant>
 
 #include "base/files/regular_file.hpp"
 #include "commands.hpp"
@@ -15,7 +16,9 @@
 #include "printable.hpp"
 #include "ranks_flag.hpp"
 #include "trainer.hpp"
+#include "weft/checkpoint/reader.hpp"
 #include "weft/models/generate.hpp"
+#include "weft/models/moe_transformer.hpp"
 #include "weft/models/transformer_text.hpp"
 #include "weft/train/checkpoint.hpp"
 
@@ -58,6 +61,15 @@ std::string text_of(const Tokenizer* tokenizer, std::span<const std::int64_t> to
   return text;
 }
 
+// Behind the first of the stops that ends; nothing if there is none.
+std::optional<std::size_t> end_of_stop(const std::string& text, std::span<const std::string> stops) {
+  std::optional<std::size_t> first;
+  for (const std::string& stop : stops)
+    if (const std::size_t at = text.find(stop); at != std::string::npos)
+      first = std::min(first.value_or(text.size()), at + stop.size());
+  return first;
+}
+
 // How many bytes at the end begin a character of UTF-8 that is not whole yet.
 std::size_t unfinished(const std::string& text) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(3, text.size()); ++back) {
@@ -83,10 +95,12 @@ std::string shown(const std::string& text) {
 // The tokenizer that the flags name, or the one of the run; null: bytes are tokens.
 std::optional<Tokenizer> tokenizer_of(const SampleFlags& flags, const CheckpointInfo& info) {
   if (!flags.tokenizer.empty()) return Tokenizer::from_file(flags.tokenizer, "sample: --tokenizer");
-  const std::filesystem::path file = flags.folder / kTokenizerFile;
+  std::error_code none;
+  std::filesystem::path file = flags.folder / kTokenizerFile;
+  if (!std::filesystem::exists(file, none))  // the folder is that of a step: the run is around it
+    file = std::filesystem::absolute(info.folder, none).parent_path() / kTokenizerFile;
   const auto hash = info.extra.find(kTokenizerHash);
   const bool imported = !info.extra.contains("run");  // such a checkpoint has no hash
-  std::error_code none;
   if (hash == info.extra.end() && !(imported && std::filesystem::exists(file, none))) return std::nullopt;
   Tokenizer tokenizer = Tokenizer::from_file(file, "sample: tokenizer");
   if (hash != info.extra.end() && hash_text(tokenizer) != hash->second)
@@ -95,13 +109,16 @@ std::optional<Tokenizer> tokenizer_of(const SampleFlags& flags, const Checkpoint
   return tokenizer;
 }
 
+// A dense model, or one with experts.
+using SampledModel = std::variant<TransformerConfig, MoETransformerConfig>;
+
 // The model of a checkpoint, from what weft train has written beside the tensors.
-TransformerConfig model_of(const CheckpointInfo& info, const std::optional<Tokenizer>& tokenizer) {
+SampledModel model_of(const CheckpointInfo& info, const std::optional<Tokenizer>& tokenizer) {
   const std::string where = fmt::format("\"{}\"", info.folder.string());
-  const auto model = info.extra.find("model");
-  if (const auto run = info.extra.find("run"); model == info.extra.end() && run != info.extra.end() &&
-                                               run->second.find(" experts=") != std::string::npos)
-    bad_sample(where + " is of a mixture of experts, which weft sample does not read");
+  auto model = info.extra.find("model");
+  const auto run = info.extra.find("run");
+  const bool experts = model == info.extra.end() && run != info.extra.end() &&
+                       (model = info.extra.find(kExpertsTransformer)) != info.extra.end();
   if (model == info.extra.end())
     bad_sample(where +
                " does not say which model it is of; expected a checkpoint of this version of weft train");
@@ -112,11 +129,22 @@ TransformerConfig model_of(const CheckpointInfo& info, const std::optional<Token
   if (tokenizer && config.vocab < tokenizer->size())
     bad_sample(fmt::format("{} is of a model of {} tokens; the tokenizer has {}", where, config.vocab,
                            tokenizer->size()));
+  if (experts) return experts_of_identity(run->second, config, "sample: the run of " + where);
   return config;
 }
 
+ParallelModel built_of(const SampledModel& config, const DeviceMesh& mesh, Compute& compute,
+                       const BuildOptions& options) {
+  if (const auto* const experts = std::get_if<MoETransformerConfig>(&config))
+    return build_parallel_model(moe_recipe(*experts), mesh, compute, options);
+  return build_parallel_model(std::get<TransformerConfig>(config), mesh, compute, options);
+}
+
 CheckpointInfo expect_checkpoint(const std::filesystem::path& folder) {
-  const std::optional<CheckpointInfo> found = latest_checkpoint(folder);
+  std::optional<CheckpointInfo> found = latest_checkpoint(folder);
+  std::error_code none;
+  if (!found && std::filesystem::exists(folder / "index.json", none))  // of a step
+    found = CheckpointReader::open(folder).info();
   if (!found) bad_sample(fmt::format("no checkpoint in \"{}\"", folder.string()));
   return *found;
 }
@@ -130,6 +158,7 @@ MeshShape mesh_of(const SampleFlags& flags, int ranks) {
 }
 
 std::vector<std::string> prompts_of(const SampleFlags& flags) {
+  if (std::ranges::count(flags.stops, "") > 0) bad_sample("--stop is empty; expected a text");
   std::vector<std::string> texts = flags.prompts;
   if (!flags.prompt_file.empty())
     texts.push_back(read_regular_file(flags.prompt_file,
@@ -142,22 +171,27 @@ std::vector<std::string> prompts_of(const SampleFlags& flags) {
   return all;
 }
 
-// Bytes of weights that this rank reads for a token: all but an embedding, of which a token reads one row. A
-// tied embedding is the head, too.
-std::int64_t bytes_read(const ParallelModel& model, DType dtype) {
+// Bytes of weights that this rank reads for a token: all but an embedding, of which a token reads one row,
+// and experts that the token does not use. A tied embedding is the head, too.
+std::int64_t bytes_read(const ParallelModel& model, const SampledModel& config, DType dtype) {
+  const auto* const moe = std::get_if<MoETransformerConfig>(&config);
+  const bool tied = moe != nullptr ? moe->transformer.tied : std::get<TransformerConfig>(config).tied;
   std::int64_t bytes = 0;
-  for (const Parameter* p : model.parameters())
-    if (p->path() != "token_embedding.embedding.weight" || transformer_of(model).config().tied)
-      bytes += p->master().count() * size_bytes(dtype);
+  for (const Parameter* p : model.parameters()) {
+    if (p->path() == "token_embedding.embedding.weight" && !tied) continue;
+    std::int64_t count = p->master().count();
+    if (moe != nullptr && p->path().find(".experts.") != std::string::npos)
+      count = count / moe->experts * moe->router.top_k;
+    bytes += count * size_bytes(dtype);
+  }
   return bytes;
 }
 
-void say_json(const std::string& prompt, const Generated& made, const Tokenizer* tokenizer) {
-  fmt::print("{}\n", nlohmann::json{{"prompt", prompt},
-                                    {"text", text_of(tokenizer, made.tokens)},
-                                    {"tokens", made.tokens},
-                                    {"stopped", made.stopped}}
-                         .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+void say_json(const std::string& prompt, const std::string& text, const Generated& made) {
+  fmt::print(
+      "{}\n",
+      nlohmann::json{{"prompt", prompt}, {"text", text}, {"tokens", made.tokens}, {"stopped", made.stopped}}
+          .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
 int sample(const SampleFlags& flags) {
@@ -167,7 +201,7 @@ int sample(const SampleFlags& flags) {
   const CheckpointInfo info = expect_checkpoint(flags.folder);
   const std::optional<Tokenizer> own = tokenizer_of(flags, info);
   const Tokenizer* const tokenizer = own ? &*own : nullptr;
-  const TransformerConfig config = model_of(info, own);
+  const SampledModel config = model_of(info, own);
   const std::vector<std::string> texts = prompts_of(flags);
   ProcessGroup group = ProcessGroup::create(context, flags.backend, m);
   const DeviceMesh mesh(group, shape);
@@ -176,7 +210,7 @@ int sample(const SampleFlags& flags) {
   build.data = flags.data == "fsdp" ? DataForm::fsdp : DataForm::ddp;
   build.dtype = flags.weights == "bf16" ? DType::bf16 : DType::f32;
   build.exact = flags.exact ? Exact::yes : Exact::no;
-  ParallelModel model = build_parallel_model(config, mesh, compute, build);
+  ParallelModel model = built_of(config, mesh, compute, build);
   std::optional<Ema> averages;
   if (flags.average) averages.emplace(compute, model.parameters());
   load_checkpoint(flags.folder, model.mesh, *model.model,
@@ -189,32 +223,45 @@ int sample(const SampleFlags& flags) {
   for (const std::string& text : texts) prompts.push_back(tokens_of(tokenizer, text, "--prompt"));
   GenerateOptions options = flags.options;
   options.cache = !flags.no_cache;
-  for (const std::string& stop : flags.stops) options.stops.push_back(tokens_of(tokenizer, stop, "--stop"));
+  if (!flags.stops.empty())
+    options.stop_when = [&](std::int64_t, std::span<const std::int64_t> tokens) {
+      return end_of_stop(text_of(tokenizer, tokens), flags.stops).has_value();
+    };
   // One prompt appears as it grows.
   const bool grows = speaks && !flags.json && texts.size() == 1;
-  std::string held;  // bytes that wait for the rest of their character
+  std::string grown;
+  std::size_t done = 0;  // so much of it is printed; bytes wait for the rest of their character
+  const auto print_to = [&](std::size_t end) {
+    fmt::print("{}", shown(grown.substr(done, end - done)));
+    std::fflush(stdout);
+    done = end;
+  };
   if (grows) {
     fmt::print("{}", shown(texts[0]));
-    options.on_token = [&held, tokenizer](std::int64_t, std::int64_t token) {
-      held += text_of(tokenizer, std::span(&token, 1));
-      const std::size_t whole = held.size() - unfinished(held);
-      fmt::print("{}", shown(held.substr(0, whole)));
-      std::fflush(stdout);
-      held.erase(0, whole);
+    options.on_token = [&](std::int64_t, std::int64_t token) {
+      grown += text_of(tokenizer, std::span(&token, 1));
+      print_to(end_of_stop(grown, flags.stops).value_or(grown.size() - unfinished(grown)));
     };
   }
+  // The last token may have more than the end of a stop; that is left out.
+  const auto text_made = [&](const Generated& g) {
+    const std::string text = text_of(tokenizer, g.tokens);
+    return text.substr(0, end_of_stop(text, flags.stops).value_or(text.size()));
+  };
   const auto began = Clock::now();
   const std::vector<Generated> made = generate(model, compute, prompts, options);
   const double passed = std::chrono::duration<double>(Clock::now() - began).count();
   std::size_t count = 0;
   for (const Generated& g : made) count += g.tokens.size();
-  if (grows) fmt::print("{}\n", shown(held));
+  if (grows) {
+    print_to(end_of_stop(grown, flags.stops).value_or(grown.size()));
+    fmt::print("\n");
+  }
   for (std::size_t i = 0; speaks && !grows && i < made.size(); ++i) {
     if (flags.json)
-      say_json(texts[i], made[i], tokenizer);
+      say_json(texts[i], text_made(made[i]), made[i]);
     else
-      fmt::print("--- {} of {}\n{}{}\n", i + 1, made.size(), shown(texts[i]),
-                 shown(text_of(tokenizer, made[i].tokens)));
+      fmt::print("--- {} of {}\n{}{}\n", i + 1, made.size(), shown(texts[i]), shown(text_made(made[i])));
   }
   std::fflush(stdout);
   if (speaks)
@@ -222,7 +269,7 @@ int sample(const SampleFlags& flags) {
                "{} tokens in {:.2f} s, {:.0f} a second; mesh {}; a rank reads {:.1f} MB of weights in "
                "each pass\n",
                count, passed, static_cast<double>(count) / passed, to_string(shape),
-               static_cast<double>(bytes_read(model, build.dtype)) / 1e6);
+               static_cast<double>(bytes_read(model, config, build.dtype)) / 1e6);
   group.barrier().wait();
   return 0;
 }
@@ -238,7 +285,9 @@ void add_sample(CLI::App& app, const std::vector<std::string>& words, Body& chos
         ->capture_default_str()
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   };
-  sub->add_option("folder", flags->folder, "Folder of the checkpoint: --save of weft train")->required();
+  sub->add_option("folder", flags->folder,
+                  "Folder of the checkpoint: --save of weft train, or that of a step in it")
+      ->required();
   sub->add_option("--prompt", flags->prompts,
                   "Text to continue; may be given several times; without: a new line")
       ->allow_extra_args(false);
@@ -254,7 +303,7 @@ void add_sample(CLI::App& app, const std::vector<std::string>& words, Body& chos
   option("--seed", flags->options.seed, "Of the random numbers: the same seed, the same text");
   option("--tokenizer", flags->tokenizer, "A tokenizer.json; without: the one of the run, or bytes");
   sub->add_option("--stop", flags->stops,
-                  "A text behind whose tokens a continuation ends; may be given several times")
+                  "A text behind which a continuation ends; may be given several times")
       ->allow_extra_args(false);
   sub->add_flag("--average", flags->average, "The averages that weft train --ema has made, as the model");
   sub->add_flag("--no-cache", flags->no_cache,
@@ -280,7 +329,7 @@ void add_sample(CLI::App& app, const std::vector<std::string>& words, Body& chos
       const CheckpointInfo info = expect_checkpoint(flags->folder);
       model_of(info, tokenizer_of(*flags, info));
       prompts_of(*flags);
-      return launch({.ranks = flags->ranks, .tag_output = false}, command_of_a_rank(words));
+      return launch({.ranks = flags->ranks, .tag_output = false}, command_of_a_rank(words, flags->ranks));
     };
   });
 }

@@ -9,24 +9,12 @@
 #include <map>
 #include <optional>
 
-#include "base/text/plain_streams.hpp"
 #include "weft/base/error.hpp"
 #include "weft/checkpoint/reader.hpp"
 #include "weft/train/checkpoint.hpp"
 
 namespace weft::tools {
 namespace {
-
-// "dim=32 layers=2" as a map.
-std::map<std::string, std::string> parts_of(const std::string& identity) {
-  std::map<std::string, std::string> parts;
-  TextIn words(identity);
-  for (std::string word; words >> word;) {
-    const std::size_t equals = std::min(word.find('='), word.size());
-    parts[word.substr(0, equals)] = word.substr(std::min(equals + 1, word.size()));
-  }
-  return parts;
-}
 
 std::string flag_of(const std::string& part) {
   for (const char* key : {"vocab", "head_size", "norm_eps", "tied", "init_std"})
@@ -47,7 +35,7 @@ struct Differences {
 
 // `counts_samples`: the checkpoint says how many samples were drawn, so that batches may have another size.
 Differences compare(const std::string& there, const std::string& here, bool counts_samples) {
-  std::map<std::string, std::string> theirs = parts_of(there), ours = parts_of(here);
+  std::map<std::string, std::string> theirs = parts_of_identity(there), ours = parts_of_identity(here);
   Differences d;
   for (const auto& [part, value] : theirs) ours.try_emplace(part, "not set");
   for (const auto& [part, value] : ours) {

@@ -230,9 +230,7 @@ class TokenKind final : public ModelKind {
     return identity;
   }
   std::string table(const TrainConfig& c) const override { return transformer_text(c.model); }
-  std::string sample_text(const TrainConfig& c) const override {
-    return c.has_experts() ? "" : transformer_text(c.model);
-  }
+  std::string sample_text(const TrainConfig& c) const override { return transformer_text(c.model); }
   std::int64_t units_per_step(const TrainConfig& c) const override { return c.global_batch * c.sequence; }
   // 6 for each weight by which a token is multiplied, and for each layer 12 for each feature of the positions
   // that it attends to, which are half of them (A. Chowdhery et al., "PaLM", 2022, appendix B, with all

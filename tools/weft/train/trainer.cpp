@@ -447,10 +447,48 @@ std::string identity_of(const TrainConfig& config) {
   return identity;
 }
 
+std::map<std::string, std::string> parts_of_identity(const std::string& identity) {
+  std::map<std::string, std::string> parts;
+  for (const std::string_view word : parts_of(identity, ' ')) {
+    const std::size_t equals = std::min(word.find('='), word.size());
+    parts.emplace(word.substr(0, equals), word.substr(std::min(equals + 1, word.size())));
+  }
+  return parts;
+}
+
+MoETransformerConfig experts_of_identity(const std::string& identity, const TransformerConfig& transformer,
+                                         const std::string& where) {
+  const std::map<std::string, std::string> parts = parts_of_identity(identity);
+  const auto text = [&](const char* name) {
+    const auto at = parts.find(name);
+    return at == parts.end() ? std::string() : at->second;
+  };
+  const auto read = [&](const char* name, auto& to) {
+    const auto value = number_of(text(name));
+    if (!value)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{}: {} is \"{}\"; expected a number", where, name, text(name)));
+    to = static_cast<std::remove_reference_t<decltype(to)>>(*value);
+  };
+  TrainConfig config;
+  config.model = transformer;
+  read("experts", config.moe.experts);
+  read("top_k", config.moe.router.top_k);
+  read("expert_hidden", config.moe.expert_hidden);
+  read("shared_hidden", config.moe.shared_hidden);
+  read("every", config.moe.every);
+  read("aux_loss", config.moe.router.aux_loss);
+  read("capacity_factor", config.capacity_factor);
+  config.router = text("router");
+  config.router_bias = text("router_bias");
+  return config.moe_model();
+}
+
 CheckpointExtra Training::extra() const {
   CheckpointExtra words{{"run", identity_}, {kSamplesDrawn, std::to_string(drawn_)}};
   if (tokenizer() != nullptr) words.emplace(kTokenizerHash, hash_text(*tokenizer()));
-  if (const std::string model = kind_.sample_text(config_); !model.empty()) words.emplace("model", model);
+  if (const std::string model = kind_.sample_text(config_); !model.empty())
+    words.emplace(config_.has_experts() ? kExpertsTransformer : "model", model);
   return words;
 }
 

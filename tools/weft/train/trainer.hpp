@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -189,6 +190,14 @@ int threads_per_rank(int asked, int ranks);
 /// The identity of a run, as "name=value" separated by blanks: the model, the text, the schedule. Throws the
 /// errors of TokenFile.
 std::string identity_of(const TrainConfig& config);
+/// The names and values of an identity.
+std::map<std::string, std::string> parts_of_identity(const std::string& identity);
+/// The model of an identity that has experts, in a transformer of this form. Throws bad_argument, with
+/// `where` in front, if a number cannot be read.
+MoETransformerConfig experts_of_identity(const std::string& identity, const TransformerConfig& transformer,
+                                         const std::string& where);
+/// The string of a checkpoint with the transformer of a mixture of experts; a dense model has "model".
+inline constexpr const char* kExpertsTransformer = "train.transformer_of_experts";
 /// The string of a checkpoint that holds Training::samples().
 inline constexpr const char* kSamplesDrawn = "train.samples";
 /// The string of a checkpoint with the hash of the tokenizer of its model, which lies beside the run, in this
