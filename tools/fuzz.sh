@@ -18,7 +18,7 @@ if [ "${1:-}" = --keep ]; then keep=true; shift; fi
 seconds=${1:-3}
 shift || true
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(store_server store_client store_file texts infos safetensors index)
+[ ${#targets[@]} -gt 0 ] || targets=(store_server store_client store_file texts infos tokens tokenizer safetensors index latest)
 
 programs=()
 for target in "${targets[@]}"; do

@@ -18,6 +18,13 @@
 #include "store/tcp/wire.hpp"
 #include "weft/backends/first_cause.hpp"
 #include "weft/base/error.hpp"
+#if WEFT_FUZZ_TOKENS
+#include <fstream>
+#include <iterator>
+
+#include "token_file.hpp"
+#include "tokenizer.hpp"
+#endif
 #if WEFT_FUZZ_CHECKPOINTS
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/index/index.hpp"
@@ -316,6 +323,84 @@ std::vector<std::string> infos_seeds() {
           "1:5,2:5\n2:5,1:5\n3:1000000000", "1:5,1:5,2:5,1:5"};
 }
 
+// ---- the data of a training ----
+
+#if WEFT_FUZZ_TOKENS
+// The first byte says which form the file is read as.
+void tokens(std::string_view bytes) {
+  if (bytes.empty()) return;
+  constexpr tools::TokenForm kForms[] = {tools::TokenForm::npy, tools::TokenForm::text,
+                                         tools::TokenForm::uint16, tools::TokenForm::uint32};
+  const tools::TokenForm form = kForms[static_cast<unsigned char>(bytes[0]) % std::size(kForms)];
+  bytes.remove_prefix(1);
+  const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
+  check(fd >= 0 && ::write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "a memfd");
+  try {
+    const tools::TokenFile file("/proc/self/fd/" + std::to_string(fd), form, "fuzz");
+    check(file.size() >= 1 && static_cast<std::size_t>(file.size()) <= bytes.size(),
+          "a file has as many tokens as there is room for");
+    std::int64_t sum = 0;
+    for (std::int64_t i = 0; i < file.size(); ++i) sum ^= file[i];
+    check(file.fingerprint() == file.fingerprint() && file.text().size() <= bytes.size(),
+          "the bytes of tokens are those of the file");
+    if (sum == 1) return void(::close(fd));  // so that the tokens are read
+  } catch (const Error& e) {
+    check(e.code() == ErrorCode::bad_argument, "a file that is wrong is the caller's to know");
+  }
+  ::close(fd);
+}
+
+std::vector<std::string> tokens_seeds() {
+  const auto npy = [](char version, std::string_view header, std::string_view data) {
+    std::string file("\0\x93NUMPY", 7);
+    file += version;
+    file += '\0';
+    file += static_cast<char>(header.size());
+    file.append(version == 1 ? 1 : 3, '\0');
+    return file.append(header).append(data);
+  };
+  const std::string data(24, '\1');
+  return {npy(1, "{'descr': '<u2', 'fortran_order': False, 'shape': (12,), }\n", data),
+          npy(2, "{'descr': '<i8', 'fortran_order': False, 'shape': (3,), }\n", data),
+          npy(1, "{'descr': '|u1', 'shape': (9223372036854775807,)}", data),
+          npy(1, "{'descr': '<i4', 'shape': (-1,)}", data),
+          npy(1, "{'descr': '<u4', 'shape': (2, 3)}", data),
+          npy(1, "{'shape': (", data),
+          std::string("\0\x93NUMPY\1\0\xff\xff", 11).append(data),
+          "\1a text",
+          "\2abcdef",
+          "\3abcdef"};
+}
+
+// A tokenizer that was read gives tokens of its vocabulary for any text, or an error.
+void tokenizer(std::string_view bytes) {
+  try {
+    const tools::Tokenizer read(bytes, "fuzz");
+    for (const std::string_view text : {"", " The end's 1234  \n\n<|endoftext|>\xc3\xa9\xe2\x82\xac x"}) {
+      std::vector<std::int64_t> all;
+      for (const std::uint32_t token : read.encode(text)) {
+        check(static_cast<std::int64_t>(token) < read.size(), "a token is in the vocabulary");
+        all.push_back(token);
+      }
+      check(read.decode(all).size() < 1000 * (bytes.size() + 1), "tokens are as long as the file says");
+    }
+    check(read.json() == bytes, "the file is kept");
+  } catch (const Error& e) {
+    check(e.code() == ErrorCode::bad_argument, "a tokenizer that is wrong is the caller's to know");
+  }
+}
+
+std::vector<std::string> tokenizer_seeds() {
+  std::vector<std::string> seeds{"{}", R"({"model":{"type":"BPE","vocab":{"a":0},"merges":["a b"]}})",
+                                 std::string(1000, '[')};
+  for (const char* name : {"gpt2", "llama3", "o200k", "spaced"}) {
+    std::ifstream in(std::string(WEFT_FUZZ_TOKENIZERS "/") + name + ".json", std::ios::binary);
+    seeds.emplace_back(std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>());
+  }
+  return seeds;
+}
+#endif
+
 // ---- checkpoints ----
 
 #if WEFT_FUZZ_CHECKPOINTS
@@ -436,6 +521,10 @@ const std::vector<Target>& targets() {
     {"store_file", store_file, store_file_seeds},
     {"texts", texts, texts_seeds},
     {"infos", infos, infos_seeds},
+#if WEFT_FUZZ_TOKENS
+    {"tokens", tokens, tokens_seeds},
+    {"tokenizer", tokenizer, tokenizer_seeds},
+#endif
 #if WEFT_FUZZ_CHECKPOINTS
     {"safetensors", safetensors, safetensors_seeds},
     {"index", index, index_seeds},

@@ -16,7 +16,8 @@ struct Target {
   std::vector<std::string> (*seeds)();
 };
 
-/// store_server, store_client, store_file, texts and, where it is built, safetensors, index and latest.
+/// store_server, store_client, store_file, texts, infos and, where they are built, tokens, tokenizer,
+/// safetensors, index and latest.
 const std::vector<Target>& targets();
 
 }  // namespace weft::fuzz
