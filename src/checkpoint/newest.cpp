@@ -50,12 +50,15 @@ WholeCheckpoint newest_whole_checkpoint(const std::filesystem::path& directory, 
     return result.found.has_value();
   };
   std::error_code none;
-  if (!std::filesystem::exists(directory / kLatestFile, none) &&
-      !std::filesystem::exists(directory / kIndexFile, none))
-    return result;
-  if (accept([&] { return find_checkpoint(directory); })) return result;
+  const bool named = std::filesystem::exists(directory / kLatestFile, none) ||
+                     std::filesystem::exists(directory / kIndexFile, none);
+  if (named && accept([&] { return find_checkpoint(directory); })) return result;
+  if (!named)  // the first save ended before it was named, or somebody removed the name
+    result.broken.push_back(
+        fmt::format("checkpoint: {} is missing", printable((directory / kLatestFile).string())));
   for (const std::filesystem::path& folder : folders_of_steps(directory))
-    if (accept([&] { return open_folder(folder); })) break;
+    if (accept([&] { return open_folder(folder); })) return result;
+  if (!named) result.broken.clear();  // there has never been a checkpoint
   return result;
 }
 

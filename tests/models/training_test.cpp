@@ -402,7 +402,13 @@ TEST(Training, LoadsTheNewestWholeCheckpointWhereTheLatestIsBroken) {
   const WholeCheckpoint whole = newest_whole_checkpoint(folder.path());
   EXPECT_EQ(whole.found->folder, first);
   EXPECT_EQ(whole.broken.size(), 3u) << "latest, step 3 and step 2";
+  // A save that ended between the folder and the name of it.
+  std::filesystem::remove(folder / "latest");
+  loads(1, "a newer one is broken: checkpoint: " + (folder / "latest").string() + " is missing");
   std::filesystem::remove_all(folder / "step-00000001");
+  EXPECT_TRUE(newest_whole_checkpoint(folder.path()).broken.empty())
+      << "nothing is whole, and nothing is named";
+  overwrite(folder / "latest", "step-00000009\n");
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
     Job job(rank);
     EXPECT_TRUE(error_text([&] {

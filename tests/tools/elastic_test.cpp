@@ -2,12 +2,15 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -18,6 +21,7 @@
 
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/terminal.hpp"
 #include "tools/weft_command.hpp"
 #include "weft/base/clock.hpp"
 
@@ -136,6 +140,9 @@ TEST_F(ElasticTest, TheReportHasTheStep) {
   EXPECT_THAT(err(), HasSubstr("the job ends: 3 starts in a row"));
   EXPECT_THAT(err(), HasSubstr("killed by signal 9 (SIGKILL) after "));
   EXPECT_THAT(err(), HasSubstr(" s; 9 steps were done"));
+  // The first start got further than none: the three behind it did not.
+  EXPECT_THAT(err(), Not(HasSubstr("start 0, 1 rank: ")));
+  EXPECT_THAT(err(), HasSubstr("start 3, 1 rank: "));
 }
 
 // Each start has a store, a token and a port of its own.
@@ -178,6 +185,15 @@ TEST_F(ElasticTest, ATimeoutEndsTheJobForGood) {
             124);
   EXPECT_THAT(err(), HasSubstr("the job did not end within 3 s: rank 0 (pid "));
   EXPECT_THAT(told(), ElementsAre("start 1 of the job, on 1 rank"));
+}
+
+// The first start outlives the timeout: its rank 0 does not heed SIGTERM.
+TEST_F(ElasticTest, NoStartBeginsAfterTheTimeout) {
+  EXPECT_EQ(run({"run", "--elastic", "1:2", "--timeout", "3", "--", "sh", "-c",
+                 "[ $WEFT_RANK = 1 ] && { sleep 0.5; exit 3; }; trap '' TERM; exec sleep 60"}),
+            124);
+  EXPECT_THAT(err(), HasSubstr("the job did not end within 3 s: there is no start 1"));
+  EXPECT_THAT(told(), ElementsAre());
 }
 
 TEST_F(ElasticTest, WrongWordsAreRefused) {
@@ -285,6 +301,7 @@ TEST_F(ElasticTrainTest, ExactRunsWithKillsHaveTheBitsOfAnUndisturbedOne) {
     EXPECT_EQ(run({"checkpoint", "diff", file("whole"), file(save)}), 0) << out();
     EXPECT_THAT(out(), HasSubstr(" tensors alike, 0 different"));
     EXPECT_EQ(last_loss(save), last_loss("whole"));
+    EXPECT_THAT(contents(folder_ / save / "config.toml"), HasSubstr("ranks = 4\n")) << "not of a later start";
   }
   EXPECT_GE(killed, runs(2));
 }
@@ -367,6 +384,176 @@ TEST_F(ElasticTrainTest, WrongFlagsAreRefusedBeforeAStart) {
           "--elastic needs --ranks, or weft run --elastic");
   refused(training("run", {"--elastic", "1:4", "--ranks", "4", "--save-every", "10", "--pp", "2"}),
           "no mesh fits 1 rank");
+}
+
+// ---- where a job runs ----
+
+class ElasticPlaceTest : public ElasticTrainTest {
+ protected:
+  static Words elastic(Words more = {}) {
+    more.insert(more.begin(), {"--elastic", "1:2", "--ranks", "2", "--save-every", "10"});
+    return more;
+  }
+  /// Waits until the run has taken so many steps.
+  void wait_for_steps(const std::string& save, int steps) {
+    for (const Deadline limit = Deadline::after(seconds(60)); steps_of(save) < steps && !limit.passed();)
+      std::this_thread::sleep_for(milliseconds(2));
+    ASSERT_GE(steps_of(save), steps) << err();
+  }
+  void wait_for_checkpoint(const std::string& save) {
+    for (const Deadline limit = Deadline::after(seconds(60));
+         !std::filesystem::exists(folder_ / save / "latest") && !limit.passed();)
+      std::this_thread::sleep_for(milliseconds(2));
+  }
+  /// The run `save` goes on to its end, and has the bits of the run `whole`, which it makes.
+  void expect_goes_on_as_undisturbed(const std::string& save) {
+    EXPECT_EQ(run(training(save, elastic({"--exact"}))), 0) << err();
+    EXPECT_THAT(out(), HasSubstr("resumed at step "));
+    ASSERT_EQ(run(training("whole", {"--exact", "--ranks", "2"})), 0) << err();
+    EXPECT_EQ(run({"checkpoint", "diff", file("whole"), file(save)}), 0) << out();
+  }
+};
+
+// A signal is for the job, and no rank's failure: nothing is started again.
+TEST_F(ElasticPlaceTest, SignalsEndTheJobForGood) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+    SCOPED_TRACE(strsignal(number));
+    const std::string save = fmt::format("run{}", number);
+    const rlimit no_core{0, 0};
+    ASSERT_EQ(::setrlimit(RLIMIT_CORE, &no_core), 0);  // of SIGQUIT
+    ChildProcess process = start(training(save, elastic({"--exact"})));
+    wait_for_checkpoint(save);
+    process.kill(number);
+    EXPECT_EQ(process.wait(seconds(30)), ExitStatus{.code = 128 + number}) << err();
+    EXPECT_THAT(told(), ElementsAre());
+    EXPECT_LT(steps_of(save), 200);
+    if (number == SIGINT || number == SIGTERM) {
+      EXPECT_THAT(out(), HasSubstr("--resume goes on from here"));
+    }
+  }
+  expect_goes_on_as_undisturbed(fmt::format("run{}", SIGHUP));
+}
+
+// The ranks of each start meet the limit; the job ends with what they said.
+TEST_F(ElasticPlaceTest, ALimitOfFileSizesEndsTheJobWithItsCause) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const rlimit small{.rlim_cur = 100 << 10, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  ChildProcess process = start(training("run", elastic()));
+  EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto status = process.wait(seconds(120));
+  ASSERT_TRUE(status) << err();
+  EXPECT_GT(status->code, 0);
+  EXPECT_THAT(err(), HasSubstr("starts in a row ended with a failed rank, and got no further"));
+  EXPECT_THAT(err(), HasSubstr(" said: "));
+  EXPECT_THAT(err(), HasSubstr("File too large (ulimit -f is 100)"));
+}
+
+// The disk fills up while the job runs. Once there is room, the same command goes on.
+TEST_F(ElasticPlaceTest, AFullDiskEndsTheJobWithItsCause) {
+  const std::filesystem::path disk = folder_ / "disk";
+  std::filesystem::create_directory(disk);
+  if (::mount("weft-test", disk.c_str(), "tmpfs", 0, "size=2m") != 0)
+    GTEST_SKIP() << "a small file system cannot be mounted here (needs root)";
+  const auto status = start(training("disk/run", elastic({"--exact"}))).wait(seconds(120));
+  EXPECT_TRUE(status && status->code > 0) << err();
+  EXPECT_THAT(err(), HasSubstr("starts in a row ended with a failed rank, and got no further"));
+  EXPECT_THAT(err(), HasSubstr("No space left on device"));
+  EXPECT_EQ(::mount("weft-test", disk.c_str(), "tmpfs", MS_REMOUNT, "size=64m"), 0);
+  expect_goes_on_as_undisturbed("disk/run");
+  EXPECT_EQ(::umount2(disk.c_str(), MNT_DETACH), 0);
+}
+
+// Without rights to the folder no rank is started; if they are taken away later, the job ends.
+TEST_F(ElasticPlaceTest, AFolderWithoutRightsEndsTheJob) {
+  const std::filesystem::path disk = folder_ / "disk";
+  std::filesystem::create_directory(disk);
+  const bool root = ::geteuid() == 0;  // to whom only a read-only file system says no
+  if (root && ::mount("weft-test", disk.c_str(), "tmpfs", MS_RDONLY, "size=64m") != 0)
+    GTEST_SKIP() << "no file system can be mounted here, and root has the rights to all folders";
+  if (!root)
+    std::filesystem::permissions(disk,
+                                 std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  EXPECT_NE(run(training("disk/run", elastic({"--metrics", file("run.json")}))), 0);
+  EXPECT_THAT(err(), HasSubstr("train: --save: cannot make the folder \"" + file("disk/run") + "\""));
+  EXPECT_THAT(told(), ElementsAre());
+  if (!root) return std::filesystem::permissions(disk, std::filesystem::perms::owner_all);
+
+  EXPECT_EQ(::mount("weft-test", disk.c_str(), "tmpfs", MS_REMOUNT, "size=64m"), 0);
+  ChildProcess process = start(
+      training("disk/run", elastic({"--metrics", file("run.json"), "--steps", "100000", "--keep", "2"})));
+  wait_for_steps("run", 15);
+  // Busy while a checkpoint is written.
+  for (const Deadline limit = Deadline::after(seconds(20));
+       ::mount("weft-test", disk.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=64m") != 0 &&
+       !limit.passed();)
+    std::this_thread::sleep_for(milliseconds(1));
+  const auto status = process.wait(seconds(60));
+  EXPECT_TRUE(status && status->code > 0) << err();
+  EXPECT_THAT(err(), HasSubstr("Read-only file system"));
+  EXPECT_EQ(::umount2(disk.c_str(), MNT_DETACH), 0);
+}
+
+// A terminal of 80 x 24, and a rank that is killed: no line is wider, also of the second start.
+TEST_F(ElasticPlaceTest, OnATerminalEachLineFits) {
+  Words words = training("run", elastic({"--threads", "1"}));
+  *std::next(std::ranges::find(words, "--progress")) = "auto";
+  words.insert(words.begin(), WEFT_COMMAND);
+  std::thread killer([&] {
+    wait_for_checkpoint("run");
+    for (const int pid : processes(1)) ::kill(pid, SIGKILL);
+  });
+  const OnATerminal got = run_on_a_terminal(words, 80, seconds(60), [&] {
+    ::putenv(const_cast<char*>(mark_.c_str()));
+    for (const char* inherited : {"WEFT_RANK", "RANK", "WEFT_STORE", "COLUMNS", "WEFT_TERMINAL"})
+      ::unsetenv(inherited);
+  });
+  killer.join();
+  EXPECT_TRUE(got.status && got.status->code == 0) << got.text;
+  EXPECT_THAT(got.text, HasSubstr("weft run: start 1 of the job, on 1 rank"));
+  EXPECT_THAT(got.text, HasSubstr("resumed at step"));
+  EXPECT_THAT(got.text, HasSubstr("step 200/200"));
+  std::string line;
+  for (std::size_t i = 0; i < got.text.size(); ++i) {
+    if (got.text.compare(i, 3, "\x1b[K") == 0) {
+      i += 2;
+    } else if (got.text[i] != '\r' && got.text[i] != '\n') {
+      line += got.text[i];
+    } else {
+      if (!line.starts_with("weft run: ") && !line.starts_with("weft error: ") &&
+          !line.starts_with("weft: ")) {
+        EXPECT_LE(line.size(), 80u) << line;  // errors have the length that they need
+      }
+      line.clear();
+    }
+  }
+}
+
+// The reader of the output goes away: the ranks go on to their end, and a rank that dies is started again.
+TEST_F(ElasticPlaceTest, APipeThatClosesEndsNothing) {
+  Words words = training("run", elastic({"--exact"}));
+  *std::next(std::ranges::find(words, "--progress")) = "lines";
+  std::string command = WEFT_COMMAND;
+  for (const std::string& word : words) command += fmt::format(" '{}'", word);
+  const std::string script = fmt::format("{{ {} 2>'{}'; echo $? >'{}'; }} | head -n 1 >'{}'", command,
+                                         file("err"), file("status"), file("out"));
+  ChildProcess shell = ChildProcess::fork([&] {
+    ::putenv(const_cast<char*>(mark_.c_str()));
+    for (const char* inherited : {"WEFT_RANK", "RANK", "WEFT_STORE", "WORLD_SIZE", "WEFT_WORLD_SIZE"})
+      ::unsetenv(inherited);
+    ::execl("/bin/sh", "sh", "-c", script.c_str(), nullptr);
+    return 99;
+  });
+  wait_for_checkpoint("run");
+  for (const int pid : processes(1)) ::kill(pid, SIGKILL);
+  EXPECT_TRUE(shell.wait(seconds(60)).has_value());
+  EXPECT_EQ(contents(folder_ / "status"), "0\n") << err();  // as of `weft run`: a reader may leave
+  EXPECT_THAT(err(), Not(HasSubstr("cannot write")));
+  EXPECT_THAT(told(), ElementsAre("start 1 of the job, on 1 rank"));
+  EXPECT_EQ(steps_of("run"), 200);
+  ASSERT_EQ(run(training("whole", {"--exact", "--ranks", "2"})), 0) << err();
+  EXPECT_EQ(run({"checkpoint", "diff", file("whole"), file("run")}), 0) << out();
 }
 
 }  // namespace

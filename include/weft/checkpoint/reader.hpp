@@ -73,8 +73,8 @@ struct WholeCheckpoint {
   std::vector<std::string> broken;      ///< why newer ones were not chosen, the newest first; mostly empty
 };
 /// Finds the checkpoint from which a run can continue. This is the one that `directory`/latest names, or, if
-/// that is broken, the newest folder step-N that is whole. Without `latest` there is none, unless `directory`
-/// itself is a checkpoint. One process.
+/// that is broken or missing, the newest folder step-N that is whole. `directory` may itself be a checkpoint.
+/// One process.
 WholeCheckpoint newest_whole_checkpoint(const std::filesystem::path& directory,
                                         WholeCheck check = WholeCheck::files);
 

@@ -39,11 +39,13 @@ int first_ranks(std::string_view flag, const Elastic& elastic, int ranks) {
 }
 
 void FailedStarts::add(const StartEnd& ended) {
+  died_ = static_cast<int>(ended.deaths.size());
   if (ended.step > furthest_) {
     furthest_ = ended.step;
     ends_.clear();
+  } else {
+    ends_.push_back(ended);
   }
-  ends_.push_back(ended);
 }
 
 bool FailedStarts::hopeless() const {
@@ -54,9 +56,7 @@ bool FailedStarts::hopeless() const {
                      [&](const StartEnd& e) { return e.deaths.front().rank == rank; });
 }
 
-int FailedStarts::next_ranks() const {
-  return std::max(elastic_.least, elastic_.most - static_cast<int>(ends_.back().deaths.size()));
-}
+int FailedStarts::next_ranks() const { return std::max(elastic_.least, elastic_.most - died_); }
 
 std::vector<std::string> FailedStarts::report() const {
   std::vector<std::string> lines{fmt::format(
@@ -85,6 +85,11 @@ int run_elastic(const LaunchOptions& options, const std::function<StartEnd(const
     if (failed.hopeless()) {
       for (const std::string& line : failed.report()) say(line);
       return end.status;
+    }
+    if (next.job_ends.passed()) {
+      say(fmt::format("the job did not end within {:g} s: there is no start {}",
+                      std::chrono::duration<double>(options.timeout).count(), next.number + 1));
+      return kTimedOut;
     }
     next.ranks = failed.next_ranks();
     say(fmt::format("start {} of the job, on {}", next.number + 1, ranks_in_words(next.ranks)));

@@ -37,7 +37,8 @@ class FailedStarts {
 
   const Elastic elastic_;
   std::int64_t furthest_ = -1;  // the highest step of any start
-  std::vector<StartEnd> ends_;  // at most kAnyRank
+  int died_ = 0;                // ranks of the last start
+  std::vector<StartEnd> ends_;  // those that got no further, at most kAnyRank
 };
 
 /// Calls `start` until a start does not end with a rank's failure, or FailedStarts is hopeless; says on

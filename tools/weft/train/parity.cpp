@@ -193,14 +193,17 @@ class Runner {
     write_new_file(model_, kind_of(flags.config).table(flags.config));
   }
 
-  // The first `steps` steps. `values_of`: the tensor whose elements in the last step are wanted.
+  // The first `steps` steps. `values_of`: the tensor whose elements in the last step are wanted. A run over
+  // two meshes changes them in the middle of the steps that are compared, also if it is to end earlier.
   RunContents operator()(const Run& run, std::int64_t steps, double lr_factor = 1,
                          const std::string& values_of = "") {
     files_ = scratch_.path() / std::to_string(count_++);
     std::filesystem::create_directory(files_);
     RunContents contents;
-    const std::int64_t middle = steps / 2;
-    if (run.before && middle > 0) {
+    const std::int64_t middle = run.before ? flags_.compared / 2 : 0;
+    if (middle > 0 && steps <= middle) {
+      start(run, *run.before, steps, lr_factor, {}, values_of);
+    } else if (middle > 0) {
       start(run, *run.before, middle, lr_factor, {"--save", (files_ / "save").string()});
       read_hashes(contents);
       start(run, run.mesh, steps, lr_factor, {"--save", (files_ / "save").string(), "--resume"}, values_of);

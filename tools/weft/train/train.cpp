@@ -54,7 +54,7 @@ struct Flags {
   double least_gain = 0;
   std::int64_t hash_every = 0;
   std::string hash_file, values_of, values_file;
-  std::function<std::string(int size)> effective;  // the whole configuration of so many ranks, as a file
+  std::function<std::string()> effective;  // the whole configuration as a file
 };
 
 CheckpointPlan checkpoint_plan(const Flags& flags) {
@@ -234,8 +234,8 @@ int train_on_a_rank(Flags flags) {
 
   const std::int64_t first = trainer.next_step(),
                      until = flags.until < 0 ? config.steps : std::min(flags.until, config.steps);
-  if (speaks && !flags.save.empty()) keep_beside(flags.save, flags.effective(m.size), trainer.tokenizer());
   const KindWords words = words_of(config);
+  if (speaks && !flags.save.empty()) keep_beside(flags.save, flags.effective(), trainer.tokenizer());
   std::optional<RunLog> log;
   if (speaks) log.emplace(flags.log, first, found.resume, words);
   const double peak = speaks ? peak_flops(trainer, config, used) : 0;
@@ -347,7 +347,7 @@ int start_ranks(const Flags& flags, const std::vector<std::string>& words) {
   }
   // Checks the options here once, rather than once per rank.
   if (!flags.save.empty()) look_at_save_folder(flags.save, config, resume, flags.overwrite);
-  return launch(options, command_of_a_rank(words));
+  return launch(options, command_of_a_rank(words, flags.ranks));
 }
 
 void check_together(const Flags& flags) {
@@ -467,10 +467,10 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   arrange_tables(*file);
   sub->callback([flags, file, &words, &chosen] {
     flags->config.fill_in();
-    // Ranks that --ranks has started (command_of_a_rank) know it no more.
-    flags->effective = [of = flags.get(), &text_of = *file, &words](int size) {
+    // Also where a later start of an elastic job has other ranks.
+    flags->effective = [of = flags.get(), &text_of = *file, &words] {
       const int given = of->ranks;
-      if (!words.empty() && words.back() == "--ranks=0") of->ranks = size;
+      if (const int started = started_ranks(words)) of->ranks = started;
       std::string text = text_of.text();
       of->ranks = given;
       return text;
