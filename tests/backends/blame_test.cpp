@@ -121,6 +121,32 @@ void chain(Rank& r) {
 }
 TEST(Messages, TheRankAtTheEndOfAChainIsNamed) { with_a_stopped_rank(5, 2, chain); }
 
+// Rank 2 has posted two receives: from rank 1, which waits for rank 2, and from the stopped rank. The
+// deadline of the first one passes first.
+void circle(Rank& r) {
+  const Tensor in = made(r, 10, Memory::local), other = made(r, 10, Memory::local);
+  const CallOptions options{.deadline = r.rank == 2 ? Duration(kSoon) : Duration(kLater)};
+  const Error e = error_of([&] {
+    if (r.rank == 1) {
+      r.group().recv(in, 2, options).wait();
+      r.group().send(in, 2, options).wait();
+    } else {
+      Work from_one = r.group().recv(in, 1, options), from_stopped = r.group().recv(other, 0, options);
+      from_one.wait();
+      from_stopped.wait();
+    }
+  });
+  EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+  EXPECT_THAT(ranks_of(e), ElementsAre(0)) << e.what();
+  EXPECT_THAT(e.what(),
+              HasSubstr(": rank 1 has not sent it (tag 0); rank 1 waits, too; rank 0 does not answer"));
+}
+TEST(Messages, TheRankBesideACircleIsNamed) { with_a_stopped_rank(3, 0, circle); }
+TEST(Messages, OverGlooTheRankBesideACircleIsNamed) {
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
+  with_a_stopped_rank(3, 0, circle, "gloo");
+}
+
 TEST(Messages, AThreadThatHasNotComeIsNamedAtTheEndOfAChain) {
   run_ranks(Ranks::threads, 5, [](Rank& r) {
     r.group().barrier().wait();

@@ -78,20 +78,19 @@ struct HoldUp {
 };
 
 /// Finds the ranks that hold up rank `self`, which waits for the ranks `awaited`. `answer(r)` returns the
-/// Answer of rank r. `waits(r, q)`, called only if that Answer is `yes`, returns whether rank r waits for
-/// rank q.
+/// Answer of rank r, which is another rank. `waits(r, q)` returns whether rank r waits for rank q, in any
+/// call. It is called only if the Answer of r is `yes`, and for `self`: a rank that waits for `self` is held
+/// up by those for whom `self` waits in its other calls.
 template <class AnswerOf, class Waits>
 HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const AnswerOf& answer,
                     const Waits& waits) {
   HoldUp found;
   std::vector<int> way(awaited.begin(), awaited.end());
   std::vector<bool> seen(static_cast<std::size_t>(size));
-  seen[static_cast<std::size_t>(self)] = true;
   for (const int r : awaited) seen[static_cast<std::size_t>(r)] = true;
   for (std::size_t i = 0; i < way.size(); ++i) {
     const int r = way[i];
-    if (r == self) continue;
-    const Answer said = answer(r);
+    const Answer said = r == self ? Answer::yes : answer(r);
     if (said != Answer::yes) {
       found.ranks.push_back(r);
       if (said == Answer::no) found.settled = false;
@@ -104,7 +103,7 @@ HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const Answ
       if (!seen[static_cast<std::size_t>(q)]) way.push_back(q);
       seen[static_cast<std::size_t>(q)] = true;
     }
-    if (!any) found.ends.push_back(r);
+    if (!any && r != self) found.ends.push_back(r);
   }
   std::sort(found.ends.begin(), found.ends.end());
   if (found.ranks.empty()) {

@@ -77,15 +77,16 @@ class RollCallMessages {
     }
     return all;
   }
-  /// Whether further answers would change nothing, or will not arrive any more.
-  bool settled(std::span<const int> awaited) {
+  /// Whether further answers would change nothing, or will not arrive any more. `own`: see found().
+  bool settled(std::span<const int> awaited, std::span<const int> own = {}) {
     const auto now = Clock::now();
-    if (times_.patient(now) && !found(awaited).settled) return false;
+    if (times_.patient(now) && !found(awaited, own).settled) return false;
     times_.end(now);
     return true;
   }
-  /// The ranks that hold up a call that waits for the ranks `awaited`. None if no rank was asked.
-  HoldUp found(std::span<const int> awaited) const {
+  /// The ranks that hold up a call that waits for the ranks `awaited`. None if no rank was asked. `own`: the
+  /// ranks for which this rank waits in any call.
+  HoldUp found(std::span<const int> awaited, std::span<const int> own = {}) const {
     if (!times_.counts(Clock::now())) return {};
     return who_holds_up(
         self_, static_cast<int>(peers_.size()), awaited,
@@ -93,6 +94,7 @@ class RollCallMessages {
           return peers_[static_cast<std::size_t>(r)].answered == number_ ? Answer::yes : Answer::no;
         },
         [&](int r, int q) {
+          if (r == self_) return std::find(own.begin(), own.end(), q) != own.end();
           const std::vector<std::byte>& bits = peers_[static_cast<std::size_t>(r)].awaits;
           const std::size_t at = static_cast<std::size_t>(q) / 8;
           return at < bits.size() && (bits[at] >> (q % 8) & std::byte{1}) != std::byte{};

@@ -148,12 +148,11 @@ void PeerMessages::find(int source, const MessageHead& head) {
 void PeerMessages::received_notice(int source, Notice notice, std::uint32_t number,
                                    std::span<const std::byte> bytes) {
   if (notice == Notice::pong) return roll_.answered(source, number, bytes);
-  OwnCalls own = medium_.own_calls();
-  const std::vector<int> messages = awaited();
-  own.awaited.insert(own.awaited.end(), messages.begin(), messages.end());
+  const OwnCalls own = medium_.own_calls();
   constexpr int kMostRanks = 8 * (kMostPongBytes - static_cast<int>(RollCallMessages::kLastCallBytes));
-  medium_.notify(source, Notice::pong, number,
-                 RollCallMessages::encode(own.awaited, std::min(size_, kMostRanks), own_last_call(own)));
+  medium_.notify(
+      source, Notice::pong, number,
+      RollCallMessages::encode(awaited_with(own), std::min(size_, kMostRanks), own_last_call(own)));
 }
 
 void PeerMessages::called(int r, const CallRecord& record) {
@@ -181,6 +180,13 @@ std::vector<int> PeerMessages::awaited() const {
   std::vector<int> ranks;
   for (int r = 0; r < size_; ++r)
     if (r != rank_ && waits[static_cast<std::size_t>(r)]) ranks.push_back(r);
+  return ranks;
+}
+
+std::vector<int> PeerMessages::awaited_with(const OwnCalls& own) const {
+  std::vector<int> ranks = own.awaited;
+  const std::vector<int> messages = awaited();
+  ranks.insert(ranks.end(), messages.begin(), messages.end());
   return ranks;
 }
 
@@ -233,7 +239,7 @@ std::vector<int> PeerMessages::missing(const OpState& s, std::string& story, boo
   const auto simple = [&](std::span<const int> who) {
     return s.op == Op::send ? not_received(s) : not_sent(s, who, rank_, size_);
   };
-  story = tell(ranks, roll_.found(ranks), simple, all_answer);
+  story = tell(ranks, found(ranks), simple, all_answer);
   if (s.op != Op::send) story += not_received(matcher_.kept(s.peer));
   return ranks;
 }

@@ -121,6 +121,8 @@ class PeerMessages {
   const std::vector<bool>& left_ranks() const noexcept { return left_; }  ///< by rank
   /// Returns the ranks for which messages in flight wait.
   std::vector<int> awaited() const;
+  /// `own`, with the ranks for which the messages in flight wait.
+  std::vector<int> awaited_with(const OwnCalls& own) const;
   /// Returns the ranks for which this message waits.
   std::vector<int> awaited_by(const OpState& s) const;
   /// Returns the ranks that have left and without which a message in flight cannot be done. (For a receive
@@ -136,8 +138,12 @@ class PeerMessages {
   // --- For time-outs: see Backend::ask(), missing() and last_calls().
   /// Asks the other ranks whom they wait for, unless a recent roll-call serves this call.
   void ask(const OpState& s);
-  bool settled(std::span<const int> awaited) { return roll_.settled(awaited); }
-  HoldUp found(std::span<const int> awaited) const { return roll_.found(awaited); }
+  bool settled(std::span<const int> awaited) {
+    return roll_.settled(awaited, awaited_with(medium_.own_calls()));
+  }
+  HoldUp found(std::span<const int> awaited) const {
+    return roll_.found(awaited, awaited_with(medium_.own_calls()));
+  }
   /// Like Backend::missing(), for a message. `all_answer`: see tell().
   std::vector<int> missing(const OpState& s, std::string& story, bool all_answer = false) const;
   std::vector<LastCall> last_calls(LastCall::State silent) const;

@@ -68,7 +68,10 @@ HoldUp RollCall::found(std::span<const int> awaited) const {
         if (group_.of(r).answered.load(std::memory_order_seq_cst) >= number_) return Answer::yes;
         return stopped_[static_cast<std::size_t>(r)] ? Answer::stopped : Answer::no;
       },
-      [&](int r, int q) { return group_.control.awaited(r).has(q); });
+      [&](int r, int q) {  // this rank, too, has written its part if it has answered its own question
+        return group_.of(r).answered.load(std::memory_order_seq_cst) >= number_ &&
+               group_.control.awaited(r).has(q);
+      });
 }
 
 namespace {
