@@ -32,7 +32,8 @@ struct Trained {
   std::vector<std::vector<float>> weights;
 };
 
-Trained train(Compute& compute, bool tied) {
+// `packed`: documents of four and two tokens are in each sequence.
+Trained train(Compute& compute, bool tied, bool packed = false) {
   Context& context = compute.context();
   Transformer model({.dim = 16,
                      .layers = 2,
@@ -49,8 +50,10 @@ Trained train(Compute& compute, bool tied) {
   CrossEntropy loss;
   Trained result;
   for (int step = 0; step < 3; ++step) {
-    const Tensor tokens(context, {4, 6}, DType::i64), labels(context, {4, 6}, DType::i64);
+    const Tensor tokens(context, {4, 6}, DType::i64), labels(context, {4, 6}, DType::i64),
+        documents(context, {4, 6}, DType::i64);
     for (std::size_t i = 0; i < 24; ++i) {
+      documents.as<std::int64_t>()[i] = static_cast<std::int64_t>(i % 6 / 4);
       const std::size_t n = i + 24 * static_cast<std::size_t>(step);
       tokens.as<std::int64_t>()[i] = static_cast<std::int64_t>(n * 7 % 13);
       labels.as<std::int64_t>()[i] =
@@ -58,7 +61,9 @@ Trained train(Compute& compute, bool tied) {
     }
     Frame frame(compute);
     const Tensor labels_there = to_device(context, labels, compute.stream());
-    const Tensor logits = model.forward(to_device(context, tokens, compute.stream()), frame)[0];
+    Tensors inputs{to_device(context, tokens, compute.stream())};
+    if (packed) inputs.push_back(to_device(context, documents, compute.stream()));
+    const Tensor logits = model.forward(inputs, frame)[0];
     const Tensor sum = loss.forward({logits, labels_there, global_valid(compute, labels_there)}, frame)[0];
     model.backward(loss.backward({}, frame), frame);
     optimizer.step(0.01);
@@ -81,6 +86,9 @@ TEST(TransformerOnADevice, TrainsToTheSameBits) {
     EXPECT_EQ(got.losses, want.losses);
     EXPECT_LT(got.losses[2], got.losses[0]);
     EXPECT_EQ(got.weights, want.weights);
+    const Trained packed = train(there, tied, true);
+    EXPECT_EQ(packed.weights, train(here, tied, true).weights);
+    EXPECT_NE(packed.weights, want.weights);
   }
   EXPECT_EQ(late.blocks(), 0u) << "all memory was given back";
 }
