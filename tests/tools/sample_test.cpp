@@ -60,6 +60,9 @@ TEST_F(SampleTest, ContinuesATextThatItHasLearned) {
   EXPECT_EQ(greedy.out, "the quick brown fox jumps over the lazy\n");
   EXPECT_THAT(greedy.err, HasSubstr("30 tokens in "));
   EXPECT_THAT(greedy.err, HasSubstr("mesh dp=1 x tp=1; a rank reads 0.1"));
+  EXPECT_THAT(greedy.err,
+              ::testing::ContainsRegex(
+                  "at [0-9.]+ GB/s, which the memory of this host gives, that is at most [0-9]+ a second"));
   EXPECT_EQ(sample({"--prompt", "the quick", "--temperature", "0", "--stop", "fox"}).out,
             "the quick brown fox\n");
   std::ofstream(file("prompt")) << "the quick";
@@ -91,6 +94,9 @@ TEST_F(SampleTest, ReadsAStepAndAMixtureOfExperts) {
   EXPECT_EQ(of({file("moe"), "--ranks", "2", "--tp", "2"}), "the quick brown fox jumps ove\n");
   EXPECT_EQ(of({file("moe/step-00000080")}), "the quick brown fox jumps ove\n");
   EXPECT_THAT(of({file("moe/step-00000040")}), ::testing::StartsWith("the quick"));
+  const Ran exported = run({"checkpoint", "export", file("moe"), file("llama-moe"), "--as", "llama"});
+  EXPECT_EQ(exported.status, 2);
+  EXPECT_THAT(exported.err, HasSubstr("is of a mixture of experts, which has no form of a Llama"));
 }
 
 TEST_F(SampleTest, HasTheSameTextOnEachMesh) {

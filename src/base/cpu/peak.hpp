@@ -1,10 +1,14 @@
-// The peak of a core: multiply-adds on registers alone. For programs that say what share of it they reach:
-// each compiles it for itself. Any thread.
+// The peak of a core, multiply-adds on registers alone, and of the memory. For programs that say what share
+// of it they reach: each compiles it for itself. Any thread.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <thread>
+#include <vector>
 
 #include "base/cpu/isa.hpp"
 #include "weft/base/dtype.hpp"
@@ -121,5 +125,38 @@ inline double peak_gflops(DType dtype) {
 inline double peak_gflops(DType) { return 0; }
 
 #endif
+
+/// Returns how many GB/s `threads` threads read together from memory: the best of five reads of 512 MiB in
+/// all, of at least 4 and at most 64 MiB in each.
+inline double peak_read_gbytes(int threads) {
+  using Time = std::chrono::steady_clock;
+  constexpr std::size_t kMiBOfWords = std::size_t{1} << 17;
+  constexpr int kTimes = 5;
+  const auto count = static_cast<std::size_t>(threads);
+  const std::size_t words = std::clamp<std::size_t>(512 / count, 4, 64) * kMiBOfWords;
+  std::vector<std::vector<std::uint64_t>> blocks(count);
+  std::vector<std::uint64_t> sums(count);
+  const auto on_all = [&](const auto& work) {
+    std::vector<std::thread> all;
+    for (std::size_t t = 0; t < count; ++t) all.emplace_back([&work, t] { work(t); });
+    for (std::thread& thread : all) thread.join();
+  };
+  on_all([&](std::size_t t) { blocks[t].assign(words, t); });
+  double best = 0;
+  for (int k = 0; k < kTimes; ++k) {
+    const auto start = Time::now();
+    on_all([&](std::size_t t) {
+      std::uint64_t sum[8] = {};  // so that no addition waits for the one before it
+      for (std::size_t i = 0; i < words; i += 8)
+        for (std::size_t j = 0; j < 8; ++j) sum[j] += blocks[t][i + j];
+      sums[t] = std::accumulate(sum, sum + 8, sums[t]);
+    });
+    const double seconds = std::chrono::duration<double>(Time::now() - start).count();
+    best = std::max(best, static_cast<double>(count * words * sizeof(std::uint64_t)) / seconds * 1e-9);
+  }
+  volatile std::uint64_t sink = std::accumulate(sums.begin(), sums.end(), std::uint64_t{0});
+  static_cast<void>(sink);
+  return best;
+}
 
 }  // namespace weft

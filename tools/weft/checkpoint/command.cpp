@@ -237,6 +237,11 @@ int export_as_llama(const CheckpointFlags& flags) {
   const CheckpointReader reader = CheckpointReader::open(flags.path);
   const std::string folder = reader.info().folder.string();
   const auto model = reader.info().extra.find("model");
+  if (model == reader.info().extra.end() && reader.info().extra.contains("train.transformer_of_experts"))
+    throw Error(ErrorCode::unsupported,
+                fmt::format("--as llama: \"{}\" is of a mixture of experts, which has no form of a Llama; "
+                            "export without --as writes its tensors",
+                            folder));
   if (model == reader.info().extra.end())
     throw Error(
         ErrorCode::bad_argument,

@@ -7,8 +7,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
+#include <thread>
 #include <variant>
 
+#include "base/cpu/peak.hpp"
 #include "base/files/regular_file.hpp"
 #include "commands.hpp"
 #include "launcher.hpp"
@@ -264,12 +266,19 @@ int sample(const SampleFlags& flags) {
       fmt::print("--- {} of {}\n{}{}\n", i + 1, made.size(), shown(texts[i]), shown(text_made(made[i])));
   }
   std::fflush(stdout);
-  if (speaks)
+  if (speaks) {
+    // A pass makes one token of each sample, and its time is at least that of reading the weights.
+    const double mbytes = static_cast<double>(bytes_read(model, config, build.dtype)) / 1e6,
+                 speed =
+                     peak_read_gbytes(static_cast<int>(std::max(1U, std::thread::hardware_concurrency()))),
+                 passes = speed * 1e3 / (mbytes * m.size);
     fmt::print(stderr,
                "{} tokens in {:.2f} s, {:.0f} a second; mesh {}; a rank reads {:.1f} MB of weights in "
-               "each pass\n",
-               count, passed, static_cast<double>(count) / passed, to_string(shape),
-               static_cast<double>(bytes_read(model, config, build.dtype)) / 1e6);
+               "each pass;\n  at {:.1f} GB/s, which the memory of this host gives, that is at most {:.0f} a "
+               "second\n",
+               count, passed, static_cast<double>(count) / passed, to_string(shape), mbytes, speed,
+               passes * static_cast<double>(made.size()));
+  }
   group.barrier().wait();
   return 0;
 }
