@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <utility>
 
 namespace weft::parity_verdict_test {
 namespace {
@@ -112,6 +113,19 @@ TEST(ParityVerdict, ALossThatIsNoNumberIsSaid) {
 TEST(ParityVerdict, TheToleranceIsShownInFull) {
   const Judged j = judged({{4, 3, 2}, {4, 3, 2.000032}, {4, 3, 2}}, nullptr, 1.5e-5);
   EXPECT_EQ(j.text, "worst difference relative to 1x1: 1.60e-05; at most 1.5e-05 is allowed: FAILED");
+}
+
+// A run that is cut short to look at a step changes its mesh where the whole run did.
+TEST(ParityVerdict, AShorterRunChangesItsMeshAtTheSameStep) {
+  const auto ends = [](std::int64_t steps, std::int64_t compared) {
+    const tools::RunEnds e = tools::ends_of_run(steps, compared);
+    return std::pair(e.first, e.second);
+  };
+  EXPECT_EQ(ends(10, 10), std::pair(std::int64_t{5}, std::int64_t{10}));
+  EXPECT_EQ(ends(7, 10), std::pair(std::int64_t{5}, std::int64_t{7}));
+  EXPECT_EQ(ends(5, 10), std::pair(std::int64_t{5}, std::int64_t{0}));
+  EXPECT_EQ(ends(2, 10), std::pair(std::int64_t{2}, std::int64_t{0}));
+  EXPECT_EQ(ends(1, 1), std::pair(std::int64_t{0}, std::int64_t{1}));
 }
 
 // Below 0 nothing is near enough.

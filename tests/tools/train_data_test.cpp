@@ -518,6 +518,10 @@ TEST_F(TrainDataTest, RefusesTokenizersThatDoNotFit) {
          "train: vocab is 300; expected 400 or more: the tokens of \"" + gpt2 + "\"");
   expect({"--tokenizer", gpt2, "--document-end", "a"},
          "train: document-end is \"a\", an ordinary token of the tokenizer, which merges may join");
+  // Also in a file of tokens, where merges have joined it before.
+  write("merged.bin", bytes_of(std::vector<std::uint16_t>(400, 7)));
+  expect({"--text", file("merged.bin"), "--tokenizer", gpt2, "--document-end", "a"},
+         "train: document-end is \"a\", an ordinary token of the tokenizer, which merges may join");
   expect({"--tokenizer", gpt2, "--document-end", "two words"},
          "train: document-end is \"two words\", which are ");
   expect({"--text", write("bad", std::string(500, 'a') + "\xff"), "--tokenizer", gpt2},

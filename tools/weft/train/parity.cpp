@@ -200,15 +200,16 @@ class Runner {
     files_ = scratch_.path() / std::to_string(count_++);
     std::filesystem::create_directory(files_);
     RunContents contents;
-    const std::int64_t middle = run.before ? flags_.compared / 2 : 0;
-    if (middle > 0 && steps <= middle) {
-      start(run, *run.before, steps, lr_factor, {}, values_of);
-    } else if (middle > 0) {
-      start(run, *run.before, middle, lr_factor, {"--save", (files_ / "save").string()});
+    const RunEnds ends = run.before ? ends_of_run(steps, flags_.compared) : RunEnds{0, steps};
+    const std::string save = (files_ / "save").string();
+    if (ends.second == 0) {
+      start(run, *run.before, ends.first, lr_factor, {}, values_of);
+    } else if (ends.first > 0) {
+      start(run, *run.before, ends.first, lr_factor, {"--save", save});
       read_hashes(contents);
-      start(run, run.mesh, steps, lr_factor, {"--save", (files_ / "save").string(), "--resume"}, values_of);
+      start(run, run.mesh, ends.second, lr_factor, {"--save", save, "--resume"}, values_of);
     } else {
-      start(run, run.mesh, steps, lr_factor, {}, values_of);
+      start(run, run.mesh, ends.second, lr_factor, {}, values_of);
     }
     read_hashes(contents);
     read_metrics(files_ / "metrics", contents);

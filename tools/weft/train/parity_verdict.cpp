@@ -21,6 +21,12 @@ std::vector<double> differences(const Losses& reference, const Losses& losses) {
   return all;
 }
 
+RunEnds ends_of_run(std::int64_t steps, std::int64_t compared) {
+  const std::int64_t middle = compared / 2;
+  if (middle == 0) return {0, steps};
+  return steps <= middle ? RunEnds{steps, 0} : RunEnds{middle, steps};
+}
+
 ParityVerdict verdict_of(std::span<const Losses> losses, const Losses* control, double tolerance) {
   ParityVerdict verdict{.passed = true};
   std::vector<double> reach(losses[0].size(), 0);  // how far the control has been from the reference so far

@@ -22,6 +22,14 @@ using Losses = std::vector<double>;  ///< of each step
 /// steps.
 std::vector<double> differences(const Losses& reference, const Losses& losses);
 
+/// The steps at which a run ends on its first mesh, and on its second; 0: it does not run there.
+struct RunEnds {
+  std::int64_t first = 0, second = 0;
+};
+/// A run of `steps` steps over two meshes changes them in the middle of the `compared` steps, also if it is
+/// to end earlier. If `compared` is below 2, it runs on the second mesh alone.
+RunEnds ends_of_run(std::int64_t steps, std::int64_t compared);
+
 struct ParityVerdict {
   bool passed = false;
   double worst = 0;  ///< of all differences from the reference
