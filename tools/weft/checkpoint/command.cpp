@@ -238,7 +238,7 @@ int export_as_llama(const CheckpointFlags& flags) {
   const std::string folder = reader.info().folder.string();
   const auto model = reader.info().extra.find("model");
   if (model == reader.info().extra.end() && reader.info().extra.contains("train.transformer_of_experts"))
-    throw Error(ErrorCode::unsupported,
+    throw Error(ErrorCode::bad_argument,
                 fmt::format("--as llama: \"{}\" is of a mixture of experts, which has no form of a Llama; "
                             "export without --as writes its tensors",
                             folder));
