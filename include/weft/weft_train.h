@@ -17,6 +17,7 @@
 #include "weft/c_train/loss.h"
 #include "weft/c_train/loss_scaler.h"
 #include "weft/c_train/model.h"
+#include "weft/c_train/module.h"
 #include "weft/c_train/trainer.h"
 #include "weft/c_train/vocab.h"
 #include "weft/weft.h"

@@ -15,7 +15,7 @@ from test_complete import run
 from test_examples import EXAMPLES
 
 try:
-    from weft import experts, float8, nn, train
+    from weft import _modules, experts, float8, nn, train
 except ImportError as reason:
     pytest.skip(f"libweft_train is not there: {reason}", allow_module_level=True)
 
@@ -26,7 +26,7 @@ WITHOUT = {  # the layers of a framework of the program's own: docs/python_model
 
 
 def test_every_function():
-    source = "".join(pathlib.Path(module.__file__).read_text(encoding="utf-8") for module in (train, float8, experts))
+    source = "".join(pathlib.Path(module.__file__).read_text(encoding="utf-8") for module in (train, float8, experts, _modules))
     used = {f"weft_{name}" for name in re.findall(r"\blib\.(\w+)", source)}
     other = {  # by the functions for any recipe; logits are of tokens
         "weft_transformer_create", "weft_transformer_create_from_text", "weft_model_text", "weft_trainer_create", "weft_trainer_step", "weft_trainer_backward",
@@ -301,9 +301,8 @@ def test_classes_of_the_program():
         with pytest.raises(weft.BadArgumentError) as error:
             train.Recipe(nn.Sequential(layer))
         assert str(error.value) == (
-            f"{name} is a class of the program with passes of its own, and no layer of the library; expected layers of weft.nn, or a class derived "
-            "from one of them that only calls its constructor. A Module in C++ has passes of its own (docs/recipes.md), and weft.torch trains models "
-            "of PyTorch")
+            f"{name} has passes of its own, and is derived from {type(layer).__mro__[1].__name__}; expected a class derived from weft.nn.Module, or one "
+            "derived from a layer that only calls its constructor. weft.torch trains models of PyTorch")
 
 
 def test_transformer_by_recipe(ranks):
@@ -428,7 +427,7 @@ def test_every_layer_is_one_of_the_library(ranks):
               nn.Residual(nn.RMSNorm(4)), nn.Sequential(nn.ReLU(), last=nn.ReLU()), nn.TransformerBlock(8, 2, max_seq=4), nn.AvgPool2d(2), nn.MaxPool2d(2),
               nn.AdaptiveAvgPool2d((1, 2)), nn.Resize2d(scale=2, mode="bilinear"), nn.Pad2d(top=1, columns="circular"), nn.PixelShuffle(2),
               nn.MoE(4, 6, experts=3, router={"top_k": 1}, shared_hidden=5), nn.MoEBlock(8, 2, max_seq=4, experts=3, expert_hidden=5)]
-    assert {type(layer).__name__ for layer in layers} == set(nn.__all__) - {"Layer", "Constant"}
+    assert {type(layer).__name__ for layer in layers} == set(nn.__all__) - {"Layer", "Constant", "Module", "Parameter"}
 
     def program(group):
         mesh = weft.Mesh(group, dp=1, tp=1)
@@ -507,7 +506,7 @@ def test_page(processes, size, tmp_path):
     assert len(blocks) >= 3
     (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
     done = processes(size, "import os, runpy, sys; os.chdir(sys.argv[1]); runpy.run_path('page.py')", tmp_path)
-    assert re.fullmatch(r"loss \d\.\d{3}\n", done.stdout), done.stdout
+    assert re.fullmatch(r"loss \d\.\d{3}\nloss 0\.0\d\d\n", done.stdout), done.stdout  # the second: of the layer in Python
 
 
 SIZES = {"dim": 16, "layers": 2, "heads": 4, "kv_heads": 4, "ffn_hidden": 24, "vocab": 32, "max_seq": 8, "init_std": 0.1, "experts": 4, "expert_hidden": 12,

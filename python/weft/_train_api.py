@@ -113,6 +113,18 @@ class weft_tokens(Structure):
     _fields_ = [("tokens", POINTER(c_int64)), ("count", c_int64)]
 
 
+class weft_module_parameter(Structure):
+    _fields_ = [("name", c_char_p), ("extents", c_int64 * MAX_DIMS), ("dim_count", c_int32), ("split_dim", c_int32), ("mean", c_double),
+    ("std", c_double)]
+
+
+class weft_module_pass(Structure):
+    _fields_ = [("struct_size", c_uint32), ("training", c_bool), ("backward", c_bool), ("input_count", c_int32), ("inputs", POINTER(weft_tensor)),
+    ("parameters", POINTER(weft_tensor)), ("parameter_count", c_int32), ("output_count", c_int32), ("seed", c_uint64), ("step", c_int64),
+    ("micro_batch", c_int64), ("gradients", POINTER(weft_tensor)), ("input_gradients", POINTER(weft_tensor)),
+    ("parameter_gradients", POINTER(weft_tensor)), ("kept", POINTER(weft_tensor)), ("kept_count", c_int32), ("state", c_void_p)]
+
+
 class weft_parameter_group(Structure):
     _fields_ = [("patterns", POINTER(c_char_p)), ("pattern_count", c_int32), ("rate", c_double), ("weight_decay", c_double)]
 
@@ -155,6 +167,12 @@ class weft_generate_options(Structure):
     ("top_p", c_double), ("seed", c_uint64), ("stops", POINTER(weft_tokens)), ("stop_count", c_int32)]
 
 
+class weft_module(Structure):
+    _fields_ = [("name", c_char_p), ("parameters", POINTER(weft_module_parameter)), ("parameter_count", c_int32), ("user", c_void_p),
+    ("forward", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_module_pass), POINTER(weft_error))),
+    ("backward", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_module_pass), POINTER(weft_error))), ("release", CFUNCTYPE(None, c_void_p))]
+
+
 class weft_trainer_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("optimizer", c_int32), ("beta1", c_double), ("beta2", c_double), ("eps", c_double),
     ("weight_decay", c_double), ("momentum", c_double), ("max_norm", c_double), ("seed", c_uint64), ("skip_non_finite", c_bool),
@@ -191,6 +209,8 @@ INITIAL = {
     weft_parameter: {"value.dtype": 1},
     weft_expert_balance: {},
     weft_generate_options: {"new_tokens": 128, "temperature": 1, "top_p": 1},
+    weft_module_parameter: {"split_dim": -1},
+    weft_module: {},
     weft_trainer_options: {"beta1": 0.9, "beta2": 0.95, "eps": 1e-08, "weight_decay": 0.1, "max_norm": 1, "iterations": 5},
     weft_step_result: {},
     weft_evaluation: {},
@@ -290,6 +310,10 @@ FUNCTIONS = {
     "weft_model_save": (c_int32, (c_void_p, c_char_p, c_int64, POINTER(weft_error),)),
     "weft_model_load": (c_int32, (c_void_p, c_char_p, POINTER(c_int64), POINTER(weft_error),)),
     "weft_model_init_from": (c_int32, (c_void_p, c_char_p, POINTER(c_char_p), c_int32, POINTER(c_char_p), c_int32, POINTER(c_int64),
+    POINTER(weft_error),)),
+    "weft_module_output": (c_int32, (POINTER(weft_module_pass), c_int32, POINTER(c_int64), POINTER(weft_tensor), POINTER(weft_error),)),
+    "weft_module_keep": (c_int32, (POINTER(weft_module_pass), c_int32, POINTER(c_int64), POINTER(weft_tensor), POINTER(weft_error),)),
+    "weft_model_create_with_modules": (c_int32, (c_void_p, c_void_p, c_char_p, c_char_p, POINTER(weft_module), c_int32, POINTER(c_void_p),
     POINTER(weft_error),)),
     "weft_trainer_create": (c_int32, (c_void_p, POINTER(weft_trainer_options), POINTER(c_void_p), POINTER(weft_error),)),
     "weft_trainer_create_from_json": (c_int32, (c_void_p, c_char_p, POINTER(c_void_p), POINTER(weft_error),)),

@@ -16,13 +16,14 @@ or Constant. Sizes that do not fit are errors of weft.train.build_parallel_model
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional, Union
 
 from . import errors
 
 __all__ = ["AdaptiveAvgPool2d", "AvgPool2d", "BatchNorm", "ChannelFeedForward", "ChannelNorm", "Constant", "Conv2d", "ConvTranspose2d", "Dropout", "Embedding", "GELU",
-           "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool2d", "MoE", "MoEBlock", "Pad2d", "PixelShuffle", "RMSNorm", "ReLU", "Residual", "Resize2d",
+           "GroupNorm", "Layer", "LayerNorm", "Linear", "MaxPool2d", "MoE", "MoEBlock", "Module", "Pad2d", "Parameter", "PixelShuffle", "RMSNorm", "ReLU", "Residual", "Resize2d",
            "Sequential", "SwiGLU", "TransformerBlock"]
 
 
@@ -72,13 +73,145 @@ class Layer:
         own = type(self)
         if kind is Layer or hasattr(own, "forward") or hasattr(own, "backward"):
             raise errors.BadArgumentError(
-                f"{own.__name__} is a class of the program with passes of its own, and no layer of the library; expected layers of weft.nn, or a class "
-                "derived from one of them that only calls its constructor. A Module in C++ has passes of its own (docs/recipes.md), and weft.torch trains "
-                "models of PyTorch")
+                f"{own.__name__} has passes of its own, and is derived from {kind.__name__}; expected a class derived from weft.nn.Module, or one derived "
+                "from a layer that only calls its constructor. weft.torch trains models of PyTorch")
         return kind.__name__
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
+
+
+class Parameter:
+    """A parameter of a Module. shape: of the global tensor. init: the standard deviation of normally
+    distributed initial values, or Constant. split_dim: the dimension that the tensor axis cuts if a plan
+    splits the module ("fed_column" and other styles by columns); None: each rank has the whole parameter."""
+
+    def __init__(self, *shape: int, init: Init = 0.02, split_dim: Optional[int] = None) -> None:
+        self.shape = tuple(errors.integer(extent, "shape", 64) for extent in shape)
+        self.init = init if isinstance(init, Constant) else errors.number(init, "init")
+        self.split_dim = None if split_dim is None else errors.integer(split_dim, "split_dim")
+        self._value: Any = None
+        self._gradient: Any = None
+
+    @property
+    def value(self) -> Any:
+        """In a pass: the values, float32, as a view of weft's memory that must not be written. It is valid
+        until the pass returns."""
+        if self._value is None:
+            raise errors.BadArgumentError("a Parameter has a value only while forward or backward of its module runs; ParallelModel.value reads it outside")
+        return self._value
+
+    @property
+    def gradient(self) -> Any:
+        """In backward: the gradient, zeros to which the pass adds, as a view of weft's memory; None if the
+        parameter is not trained. weft sums it over ranks."""
+        if self._value is None:
+            raise errors.BadArgumentError("a Parameter has a gradient only while backward of its module runs; Trainer.gradients reads it outside")
+        return self._gradient
+
+
+class Module(Layer):
+    """The base of layers whose passes are functions in Python, on arrays of NumPy:
+
+        class Scale(nn.Module):
+            def __init__(self, features):
+                super().__init__()
+                self.factor = nn.Parameter(features, init=nn.Constant(1))
+
+            def forward(self, x):
+                return x * self.factor.value
+
+            def backward(self, dy):
+                x, = self.inputs
+                if self.factor.gradient is not None:
+                    self.factor.gradient[...] += (dy * x).sum(axis=0)
+                return dy * self.factor.value
+
+    forward gets this rank's part of each input (its rows; with a plan its features, too), and returns one
+    array or a tuple. backward gets the gradients of the outputs, and returns those of the inputs, except of
+    inputs that are integers; None: zeros. All numbers are float32. Arrays that a pass gets are views of weft's
+    memory, which must not be written or kept: they end with the pass.
+
+    Passes may run again for the same batch (activation checkpointing), and several forwards may come before
+    their backwards (micro-batches). So backward reads only `inputs`, `saved` and parameters, and not what
+    forward left in the object. Passes must not call weft. They run with the GIL, in the thread that the call
+    of the Trainer blocks, or in a helper thread of weft while the main thread waits for signals. Threads that
+    share one object take turns. If a pass raises an exception, the call raises it on this rank, and the other
+    ranks raise a weft.Error that says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.RLock()
+        self._pass: Any = None
+
+    def forward(self, *inputs: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def backward(self, *gradients: Any) -> Any:
+        raise NotImplementedError(f"{type(self).__name__} has no backward")
+
+    def save_for_backward(self, *arrays: Any) -> None:
+        """In forward: copies arrays, as float32, for `saved` of the backward pass of the same batch."""
+        for array in arrays:
+            self._running().keep(array)
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        """In a pass: the inputs of forward."""
+        return self._running().inputs
+
+    @property
+    def saved(self) -> Sequence[Any]:
+        """In backward: what forward gave to save_for_backward, in that order."""
+        return self._running().saved
+
+    @property
+    def training(self) -> bool:
+        """In a pass: whether it is one of a training step."""
+        return bool(self._running().of.training)
+
+    @property
+    def pass_id(self) -> tuple[int, int, int]:
+        """In a pass: the seed, the step and the micro-batch. Random numbers depend on nothing else but the
+        row, so that a pass that runs again draws the same."""
+        of = self._running().of
+        return of.seed, of.step, of.micro_batch
+
+    def parameters(self) -> dict[str, Parameter]:
+        """The attributes that are a Parameter, by name, in the order in which they were set."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Parameter)}
+
+    def description(self) -> dict[str, Any]:
+        return {"layer": self}
+
+    def _running(self) -> Any:
+        if self._pass is None:
+            raise errors.BadArgumentError(f"no pass of {type(self).__name__} runs; expected a use inside of forward or backward")
+        return self._pass
+
+
+def named_modules(description: Any) -> tuple[Any, dict[str, Module]]:
+    """A description, with names in the place of Modules, and the Modules by these names."""
+    found: dict[str, Module] = {}
+
+    def named(module: Module) -> str:
+        kind = type(module).__name__
+        for name, other in found.items():
+            if other is module:
+                return name
+        name = kind
+        while name in found or name in __all__:
+            name = f"{kind} {len(found) + 1}" if name == kind else name + "'"
+        found[name] = module
+        return name
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Module):
+            return named(value)
+        if isinstance(value, dict):
+            return {key: walk(of) for key, of in value.items()}
+        return [walk(of) for of in value] if isinstance(value, (list, tuple)) else value
+    return walk(description), found
 
 
 class Sequential(Layer):

@@ -24,6 +24,58 @@ class Layer:
     def __repr__(self) -> str:
         ...
 
+class Parameter:
+
+    def __init__(self, *shape: int, init: Init=0.02, split_dim: Optional[int]=None) -> None:
+        ...
+
+    @property
+    def value(self) -> Any:
+        ...
+
+    @property
+    def gradient(self) -> Any:
+        ...
+
+class Module(Layer):
+
+    def __init__(self) -> None:
+        ...
+
+    def forward(self, *inputs: Any) -> Any:
+        ...
+
+    def backward(self, *gradients: Any) -> Any:
+        ...
+
+    def save_for_backward(self, *arrays: Any) -> None:
+        ...
+
+    @property
+    def inputs(self) -> Sequence[Any]:
+        ...
+
+    @property
+    def saved(self) -> Sequence[Any]:
+        ...
+
+    @property
+    def training(self) -> bool:
+        ...
+
+    @property
+    def pass_id(self) -> tuple[int, int, int]:
+        ...
+
+    def parameters(self) -> dict[str, Parameter]:
+        ...
+
+    def description(self) -> dict[str, Any]:
+        ...
+
+def named_modules(description: Any) -> tuple[Any, dict[str, Module]]:
+    ...
+
 class Sequential(Layer):
 
     def __init__(self, *layers: Layer, **named: Layer) -> None:

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
 
-from . import _api, _train_api, arrays, dtypes, errors, nn
+from . import _api, _modules, _train_api, arrays, dtypes, errors, nn
 from ._arguments import choice
 from ._handle import Handle, Made, blocking
 from ._train_library import lib, make
@@ -40,19 +40,24 @@ class Recipe:
     model: a layer of weft.nn. loss: "cross_entropy" (targets are int64 classes, -100: not counted),
     "mean_squared_error" or "binary_cross_entropy" (targets have the shape of the output); None: none, and no
     Trainer. blocks: patterns of paths of modules, in which * stands for one step: fsdp gathers them one by
-    one, and ac="full" runs them again. name: in errors."""
+    one, and ac="full" runs them again. plan: styles by paths, such as {"up": "column", "act": "fed_column",
+    "down": "row"}: how the tensor axis splits layers, in addition to the layers' own plans. name: in
+    errors."""
 
-    def __init__(self, model: nn.Layer, *, loss: Optional[str] = None, blocks: Iterable[str] = (), name: str = "model") -> None:
+    def __init__(self, model: nn.Layer, *, loss: Optional[str] = None, blocks: Iterable[str] = (), plan: Optional[Mapping[str, str]] = None,
+                 name: str = "model") -> None:
         if not isinstance(model, nn.Layer):
             raise errors.BadArgumentError(f"model is of type {type(model).__name__}; expected a layer of weft.nn")
         if isinstance(blocks, str):
             raise errors.BadArgumentError(f"blocks is {blocks!r}; expected a list of patterns")
-        self._text = {"name": name, "model": model.description(), "blocks": list(blocks), **({} if loss is None else {"loss": loss})}
+        description, self._modules = nn.named_modules(model.description())
+        self._text = {"name": name, "model": description, "blocks": list(blocks), **({} if loss is None else {"loss": loss}),
+                      **({} if plan is None else {"plan": dict(plan)})}
 
     @classmethod
     def _of(cls, **text: Any) -> Recipe:
         made = cls.__new__(cls)
-        made._text = text
+        made._text, made._modules = text, {}
         return made
 
 
@@ -98,7 +103,7 @@ class ExpertBalance(NamedTuple):
 
 class ParallelModel(Handle):
     """This rank's part of a model. build_parallel_model makes it."""
-    __slots__ = ("_mesh", "_data")
+    __slots__ = ("_mesh", "_data", "_failures")
     _destroy = lib.model_destroy
 
     def __init__(self) -> None:
@@ -108,6 +113,20 @@ class ParallelModel(Handle):
     def mesh(self) -> Mesh:
         """The mesh that it was built over."""
         return self._mesh
+
+    def _passes(self, function: Any, *args: Any, keep: Any = None) -> None:
+        """A call that runs passes: it raises the exception of a Module if one has raised."""
+        self._failures.clear()
+        try:
+            blocking(function, *args, keep=keep)
+        except errors.Error:
+            if not self._failures:
+                raise
+        if self._failures:
+            try:
+                raise self._failures[0]
+            finally:
+                self._failures.clear()  # whose frames refer to this one
 
     def rows(self, count: int) -> slice:
         """This rank's rows of a batch of `count` rows in all."""
@@ -136,7 +155,7 @@ class ParallelModel(Handle):
         owners: list[Any] = []
         if not isinstance(batch, Batch):
             raise errors.BadArgumentError(f"batch is of type {type(batch).__name__}; expected a weft.train.Batch")
-        blocking(lib.model_forward, self, _byref(batch._struct(owners)), _byref(count), keep=owners)
+        self._passes(lib.model_forward, self, _byref(batch._struct(owners)), _byref(count), keep=owners)
         made = []
         for index in range(count.value):
             of = _api.weft_tensor()
@@ -283,10 +302,17 @@ def build_parallel_model(recipe: Recipe, mesh: Mesh, *, threads: int = 1, **opti
     compute_options.threads = errors.integer(threads, "threads")
     compute, model = Made(lib.compute_destroy), Made(lib.model_destroy)
     errors.call(lib.compute_create, mesh._context._open(), _byref(compute_options), _byref(compute))
-    errors.call(lib.model_create, mesh._open(), compute, nn.to_json(recipe._text, "recipe"), nn.to_json(options, "options"), _byref(model))
+    texts = nn.to_json(recipe._text, "recipe"), nn.to_json(options, "options")
+    failures: list[BaseException] = []
+    if recipe._modules:
+        array, owners = _modules.structs(recipe._modules, failures)
+        errors.call(lib.model_create_with_modules, mesh._open(), compute, *texts, array, len(array), _byref(model))
+        del owners
+    else:
+        errors.call(lib.model_create, mesh._open(), compute, *texts, _byref(model))
     made = ParallelModel.__new__(ParallelModel)
     Handle.__init__(made, model)
-    made._mesh = mesh
+    made._mesh, made._failures = mesh, failures
     made._data = [axis for axis in (options.get("replicate_axis"), options.get("data_axis", "dp"), options.get("expert_axis")) if axis]
     return made
 
@@ -409,7 +435,7 @@ class Trainer(Handle):
         error of all."""
         (array, count, owners), rate = self._told(lambda: (self._batches(batches), errors.number(rate, "rate")))
         of = make(_train_api.weft_step_result)
-        blocking(lib.trainer_step_batches, self, array, count, rate, _byref(of), keep=(array, owners))
+        self.model._passes(lib.trainer_step_batches, self, array, count, rate, _byref(of), keep=(array, owners))
         return _result(of)
 
     def backward(self, batches: Union[Batch, Sequence[Batch]]) -> StepResult:
@@ -417,7 +443,7 @@ class Trainer(Handle):
         the program may read and change the gradients. grad_norm of the result is 0. Collective."""
         array, count, owners = self._told(lambda: self._batches(batches))
         of = make(_train_api.weft_step_result)
-        blocking(lib.trainer_backward_batches, self, array, count, _byref(of), keep=(array, owners))
+        self.model._passes(lib.trainer_backward_batches, self, array, count, _byref(of), keep=(array, owners))
         return _result(of)
 
     def _gradients(self) -> dict[str, Any]:
@@ -553,7 +579,7 @@ class Trainer(Handle):
         """The loss of batches, by passes that keep nothing; the training stays as it is. Collective."""
         array, count, owners = self._told(lambda: self._batches(batches))
         of = make(_train_api.weft_evaluation)
-        blocking(lib.trainer_evaluate, self, array, count, _byref(of), keep=(array, owners))
+        self.model._passes(lib.trainer_evaluate, self, array, count, _byref(of), keep=(array, owners))
         return _evaluation(of)
 
     @property

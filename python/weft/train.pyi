@@ -7,7 +7,7 @@ PathName = Union[str, bytes, 'os.PathLike[str]', 'os.PathLike[bytes]']
 
 class Recipe:
 
-    def __init__(self, model: nn.Layer, *, loss: Optional[str]=None, blocks: Iterable[str]=(), name: str='model') -> None:
+    def __init__(self, model: nn.Layer, *, loss: Optional[str]=None, blocks: Iterable[str]=(), plan: Optional[Mapping[str, str]]=None, name: str='model') -> None:
         ...
 
 def transformer(**sizes: Any) -> Recipe:

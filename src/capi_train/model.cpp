@@ -28,6 +28,15 @@ ModelState& model_of(const char* function, const weft_model* model) {
   return state;
 }
 
+const weft_mesh& whole_mesh_of(const char* function, const weft_mesh* mesh) {
+  const weft_mesh& over = given(function, mesh, "mesh");
+  if (!over.mesh.is_root())
+    refuse(ErrorCode::bad_argument, function,
+           fmt::format("mesh is {}, a part of {}; expected a whole mesh", to_string(over.mesh.shape()),
+                       to_string(over.mesh.root().shape())));
+  return over;
+}
+
 TensorView elements(const char* function, const weft_buffer* buffer, const char* which, const Shape& shape,
                     std::string_view whose, const Compute& compute) {
   const Buffer b = buffer_of(function, buffer, which);
@@ -211,15 +220,6 @@ weft_parameter described(const Parameter& p) {
   return d;
 }
 
-const weft_mesh& whole_mesh(const char* function, const weft_mesh* mesh) {
-  const weft_mesh& over = capi::given(function, mesh, "mesh");
-  if (!over.mesh.is_root())
-    capi::refuse(ErrorCode::bad_argument, function,
-                 fmt::format("mesh is {}, a part of {}; expected a whole mesh",
-                             weft::to_string(over.mesh.shape()), weft::to_string(over.mesh.root().shape())));
-  return over;
-}
-
 // Makes a model for weft_transformer_create, or for its variant with a text (null: none).
 weft_model* create(const char* function, const weft_mesh* mesh, weft_compute* compute, const char* text,
                    const weft_transformer_options* options) {
@@ -228,7 +228,7 @@ weft_model* create(const char* function, const weft_mesh* mesh, weft_compute* co
   const weft_transformer_options o =
       capi::read(function, options, weft_transformer_options WEFT_TRANSFORMER_OPTIONS_INIT,
                  kTransformerOptionsFirstBytes, "WEFT_TRANSFORMER_OPTIONS_INIT");
-  const weft_mesh& over = whole_mesh(function, mesh);
+  const weft_mesh& over = capi::whole_mesh_of(function, mesh);
   weft::TransformerConfig config = config_of(o);
   if (text != nullptr) config = weft::transformer_from_text(text, "text", config);
   return new weft_model{std::make_shared<capi::ModelState>(compute->state, over.owner, over.mesh, config,
@@ -284,7 +284,7 @@ weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_comput
 weft_status weft_model_create(const weft_mesh* mesh, weft_compute* compute, const char* recipe,
                               const char* options, weft_model** model, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const weft_mesh& over = whole_mesh(function, mesh);
+    const weft_mesh& over = capi::whole_mesh_of(function, mesh);
     capi::compute_of(function, compute);
     const weft::Recipe of = weft::recipe_from_json(capi::text_of(function, recipe, "recipe"));
     weft_model*& to = capi::given(function, model, "model");

@@ -30,6 +30,9 @@ struct ModelState {
 /// Throws if `model` is NULL, and throws unsupported in a child made by fork().
 ModelState& model_of(const char* function, const weft_model* model);
 
+/// Throws if `mesh` is NULL, or a part of another mesh.
+const weft_mesh& whole_mesh_of(const char* function, const weft_mesh* mesh);
+
 TokenBatch batch_of(const weft_token_batch& batch);
 /// Copies the rows of the caller.
 Batch batch_of(const char* function, Context& context, const weft_batch& batch);

@@ -31,6 +31,7 @@
 #include "weft/nn/maps/resample.hpp"
 #include "weft/nn/norm.hpp"
 #include "weft/nn/residual.hpp"
+#include "weft/tp/own_plan.hpp"
 
 namespace weft {
 namespace {
@@ -40,8 +41,8 @@ using Json = nlohmann::json;
 // The members of one object. Each get() names a key that the object may have; done() refuses all others.
 class Fields {
  public:
-  Fields(std::string subject, const Json& object, std::string where)
-      : subject_(std::move(subject)), object_(object), where_(std::move(where)) {
+  Fields(std::string subject, const Json& object, std::string where, const OwnLayers& own = {})
+      : subject_(std::move(subject)), object_(object), where_(std::move(where)), own_(own) {
     if (!object.is_object()) wrong_at(where_, fmt::format("is {}; expected an object", shown_json(object)));
   }
 
@@ -57,6 +58,8 @@ class Fields {
   }
   const std::string& subject() const noexcept { return subject_; }
   const std::string& where() const noexcept { return where_; }
+  /// The layers of the program.
+  const OwnLayers& own() const noexcept { return own_; }
 
   /// Null if the object has no such key.
   const Json* find(const char* key) {
@@ -197,13 +200,14 @@ class Fields {
   const std::string subject_;
   const Json& object_;
   const std::string where_;
+  const OwnLayers own_;
   std::vector<std::string> known_;
 };
 
 // --- layers ---
 
 using Made = std::unique_ptr<Module>;
-Made layer_of(const std::string& subject, const Json& object, const std::string& where);
+Made layer_of(const Fields& around, const Json& object, const std::string& where);
 
 std::int64_t size(Fields& f, const char* key) {
   std::int64_t n = 0;
@@ -227,7 +231,7 @@ Made sequential(Fields& f) {
     if (!child.is_array() || child.size() != 2 || !child[0].is_string())
       f.wrong_at(f.place("children"), fmt::format("has {}; expected [name, layer]", shown_json(child)));
     const auto name = child[0].get<std::string>();
-    made->append(name, layer_of(f.subject(), child[1], f.place(name)));
+    made->append(name, layer_of(f, child[1], f.place(name)));
   }
   return made;
 }
@@ -334,7 +338,7 @@ Made channel_feed_forward(Fields& f) {
   return std::make_unique<ChannelFeedForward>(dim, hidden, p, init, down);
 }
 Made residual(Fields& f) {
-  return std::make_unique<Residual>(layer_of(f.subject(), f.need("branch"), f.place("branch")));
+  return std::make_unique<Residual>(layer_of(f, f.need("branch"), f.place("branch")));
 }
 
 void transformer_sizes(Fields& f, TransformerConfig& c) {
@@ -497,12 +501,19 @@ constexpr Kind kKinds[] = {{"AdaptiveAvgPool2d", adaptive_avg_pool},
                            {"SwiGLU", swiglu},
                            {"TransformerBlock", transformer_block}};
 
-Made layer_of(const std::string& subject, const Json& object, const std::string& where) {
-  Fields f(subject, object, where);
+Made layer_of(const Fields& around, const Json& object, const std::string& where) {
+  const std::string& subject = around.subject();
+  Fields f(subject, object, where, around.own());
   std::string name;
   f.need("layer");
   f.get("layer", name);
   std::vector<std::string> names;
+  for (const OwnLayer& own : f.own()) {
+    names.push_back(own.name);
+    if (name != own.name) continue;
+    f.done(name);
+    return own.make();
+  }
   for (const Kind& kind : kKinds) {
     names.emplace_back(kind.name);
     if (name != kind.name) continue;
@@ -609,12 +620,50 @@ std::function<Shape(const Shape&)> border_of(Fields& f) {
   };
 }
 
+// The plan of the whole model: styles by paths.
+OwnPlan own_plan_in(Fields& f) {
+  OwnPlan plan;
+  const Json* const styles = f.find("plan");
+  if (styles == nullptr) return plan;
+  if (!styles->is_object()) f.wrong("plan", "an object with styles by paths");
+  for (const auto& [path, style] : styles->items()) {
+    if (!style.is_string()) f.wrong("plan", "an object with styles by paths");
+    try {
+      style_named(style.get<std::string>());
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("{}: plan: \"{}\": {}", f.subject(), path, e.what()));
+    }
+    plan.styles.push_back({path, style.get<std::string>()});
+  }
+  return plan;
+}
+
+// Layers of the program must have names of their own.
+void expect_new_names(const OwnLayers& own) {
+  for (auto layer = own.begin(); layer != own.end(); ++layer) {
+    const auto is_named = [&](const auto& other) { return other.name == layer->name; };
+    if (layer->name.empty() || std::any_of(std::begin(kKinds), std::end(kKinds), is_named) ||
+        std::any_of(own.begin(), layer, is_named))
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("recipe: a layer of the program is called \"{}\"; expected a name that no layer "
+                      "of the library and no other of these has",
+                      layer->name));
+    if (!layer->make)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("recipe: the layer \"{}\" has no make; expected a function", layer->name));
+  }
+}
+
 }  // namespace
 
-Recipe recipe_from_json(std::string_view text) {
+Recipe recipe_from_json(std::string_view text) { return recipe_from_json(text, {}); }
+
+Recipe recipe_from_json(std::string_view text, const OwnLayers& own) {
   const std::string subject = "recipe";
+  expect_new_names(own);
   const auto all = std::make_shared<const Json>(parse_json(text, subject));
-  Fields f(subject, *all, "");
+  Fields f(subject, *all, "", own);
   if (const Json* const sizes = f.find("transformer")) {
     f.done("a recipe of a transformer");
     Fields of(subject, *sizes, "transformer");
@@ -661,10 +710,15 @@ Recipe recipe_from_json(std::string_view text) {
   f.get("pipeline", recipe.pipeline);
   recipe.border = border_of(f);
   recipe.loss = loss_of(f);
+  const OwnPlan plan = own_plan_in(f);
   const Json& model = f.need("model");
   f.done("a recipe");
-  layer_of(subject, model, "model");  // for its errors; without memory
-  recipe.build = [all, subject] { return layer_of(subject, all->at("model"), "model"); };
+  layer_of(f, model, "model");  // for its errors; without memory
+  recipe.build = [all, subject, own, plan] {
+    Made made = layer_of(Fields(subject, *all, "", own), all->at("model"), "model");
+    if (!plan.empty()) made->set_own_plan(plan);
+    return made;
+  };
   return recipe;
 }
 

@@ -648,16 +648,29 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
     for (const double part :
          pipeline_losses(all, global, loss, {.training = false, .exact = model_->exact}, {}))
       result.loss += part;
-  for (std::size_t i = 0; i < all.size() && !model_->stages; ++i) {
-    const Batch& batch = all[i];
-    Frame frame = Frame::inference(*compute_);
-    frame.begin({.training = false, .exact = model_->exact});
-    std::optional<LossInChunks::Given> in_chunks;
-    if (model_->chunked) in_chunks.emplace(model_->chunked->give(loss, inputs_of_loss({}, batch, global)));
-    const Tensors y = model_->model->forward(batch.inputs, frame);
-    const Tensor part = in_chunks ? y[0] : loss.forward(inputs_of_loss(y, batch, global), frame)[0];
-    result.loss += loss_of_all(*model_, *compute_, part);
+  std::vector<Tensor> losses;
+  std::exception_ptr failure;
+  try {
+    for (std::size_t i = 0; i < all.size() && !model_->stages; ++i) {
+      const Batch& batch = all[i];
+      Frame frame = Frame::inference(*compute_);
+      frame.begin({.training = false, .exact = model_->exact});
+      std::optional<LossInChunks::Given> in_chunks;
+      if (model_->chunked) in_chunks.emplace(model_->chunked->give(loss, inputs_of_loss({}, batch, global)));
+      const Tensors y = model_->model->forward(batch.inputs, frame);
+      losses.push_back(in_chunks ? y[0] : loss.forward(inputs_of_loss(y, batch, global), frame)[0]);
+    }
+  } catch (...) {
+    if (!groups_are_sound()) throw;
+    failure = std::current_exception();
   }
+  // The passes of a data rank fail for it alone, unless weights are gathered for them.
+  if (!model_->stages && !model_->sharded && model_->data.size() > 1) {
+    const bool failed = least_of(*compute_, model_->data, {failure ? -1 : 0})[0] < 0;
+    if (failed && !failure) wrong("the passes of another rank failed; its own error says why");
+  }
+  if (failure) std::rethrow_exception(failure);
+  for (const Tensor& of_batch : losses) result.loss += loss_of_all(*model_, *compute_, of_batch);
   result.perplexity = std::exp(result.loss);
   return result;
 }

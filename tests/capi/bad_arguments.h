@@ -339,6 +339,17 @@ static weft_evaluation evaluation = WEFT_EVALUATION_INIT, *const good_weft_evalu
 #define null_weft_model_create_options 1
 #define good_weft_trainer_create_from_json_options NULL
 #define null_weft_trainer_create_from_json_options 1
+#define good_weft_model_create_with_modules_options NULL
+#define null_weft_model_create_with_modules_options 1
+#define good_module_count 1
+static weft_status no_pass(void* user, const weft_module_pass* pass, weft_error* error) {
+  (void)user, (void)pass, (void)error;
+  return WEFT_OK;
+}
+static const weft_module a_module = {"A", NULL, 0, NULL, no_pass, no_pass, NULL}, *const good_weft_module =
+                                                                                      &a_module;
+static const weft_module_pass a_pass = {.struct_size = sizeof(weft_module_pass)},
+                              *const good_weft_module_pass = &a_pass;
 #define null_weft_trainer_step_batches_result 1
 #define null_weft_model_forward_count 1
 #define good_weft_trainer_step_batches_rate 0.1

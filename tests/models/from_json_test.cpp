@@ -239,6 +239,38 @@ TEST(FromJson, ErrorsOfRecipesNameThePlace) {
   EXPECT_TRUE(of_layer.starts_with("bad_argument: recipe: model: ")) << of_layer;
 }
 
+TEST(FromJson, LayersOfTheProgramAndAPlan) {
+  const OwnLayer twice{"Twice", [] { return std::make_unique<Linear>(2, 2, false, Constant{2}); }};
+  const Recipe recipe = recipe_from_json(
+      R"({"plan": {"a": "column", "b": "row"}, "model": {"layer": "Sequential",
+          "children": [["a", {"layer": "Twice"}], ["b", {"layer": "Twice"}], ["c", {"layer": "ReLU"}]]}})",
+      {twice});
+  const std::unique_ptr<Module> model = recipe.build();
+  EXPECT_EQ(std::get<Constant>(model->parameter("b.weight")->init()).value, 2);
+  EXPECT_NE(model->parameter("a.weight"), model->parameter("b.weight"));
+  EXPECT_EQ(model->own_plan().styles, (std::vector<OwnPlan::Entry>{{"a", "column"}, {"b", "row"}}));
+
+  const std::string text = R"({"model": {"layer": "Twice"}})";
+  const auto refused = [&](const OwnLayers& own, const std::string& error) {
+    expect_error(ErrorCode::bad_argument, error, [&] { return recipe_from_json(text, own).name; });
+  };
+  const std::string taken = "\"; expected a name that no layer of the library and no other of these has";
+  refused({twice, twice}, "recipe: a layer of the program is called \"Twice" + taken);
+  refused({{"ReLU", twice.make}}, "recipe: a layer of the program is called \"ReLU" + taken);
+  refused({{"", twice.make}}, "recipe: a layer of the program is called \"" + taken);
+  refused({{"Twice", {}}}, "recipe: the layer \"Twice\" has no make; expected a function");
+  for (const auto& [plan, error] : std::vector<std::pair<std::string, std::string>>{
+           {"[1]", "recipe: plan is [1]; expected an object with styles by paths"},
+           {R"({"a": 1})", "recipe: plan is {\"a\":1}; expected an object with styles by paths"},
+           {R"({"a": "colum"})",
+            "recipe: plan: \"a\": style \"colum\"; expected one of enter, column, column_gathered, row, "
+            "vocabulary, "
+            "sequence, cut_sequence, gather_sequence, feeds_columns, fed_column"}})
+    expect_error(ErrorCode::bad_argument, error, [&, &of = plan] {
+      return recipe_from_json(R"({"model": {"layer": "ReLU"}, "plan": )" + of + "}").name;
+    });
+}
+
 TEST(FromJson, Options) {
   const BuildOptions build = build_options_from_json(
       R"({"data_axis": "d", "tensor_axis": "t", "replicate_axis": "r", "domain_axes": ["h"], "data": "fsdp",

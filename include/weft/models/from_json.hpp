@@ -1,7 +1,11 @@
 // Recipes and options as JSON text, for programs in other languages and for files. Values; any thread.
 #pragma once
 
+#include <functional>
+#include <memory>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "weft/models/build.hpp"
 #include "weft/models/recipe.hpp"
@@ -14,6 +18,8 @@ namespace weft {
 ///   model   a layer
 ///   loss    "cross_entropy", "mean_squared_error" or "binary_cross_entropy"; none if it is missing
 ///   blocks  a list of patterns, Recipe::blocks
+///   plan    the own plan of the whole model (Module::set_own_plan): an object with the names of styles
+///           (weft/tp/own_plan.hpp) by the paths of layers: {"up": "column", "down": "row"}
 ///   pipeline  a list of patterns, Recipe::pipeline
 ///   border  Recipe::border: a list of extents, "input.0" for one of the first input: ["input.0", 64]
 /// or {"transformer": {…}} or {"weather": {…}}, with the fields of TransformerConfig or WeatherStageConfig;
@@ -35,6 +41,17 @@ namespace weft {
 /// Throws bad_argument that names the place: `recipe: model.children.embed has no "kernal" (Conv2d); is
 /// kernel meant?`, and the errors of the layers' constructors, as `recipe: model.children.embed: …`.
 Recipe recipe_from_json(std::string_view text);
+
+/// A layer of the program, for recipe_from_json(). The recipe names it: {"layer": "Scale"}, without other
+/// keys.
+struct OwnLayer {
+  std::string name;                               ///< no name of a layer of the library
+  std::function<std::unique_ptr<Module>()> make;  ///< called for each place, and each time the tree is made
+};
+using OwnLayers = std::vector<OwnLayer>;
+/// Like the function above, with layers of the program among those of the library. Throws bad_argument for a
+/// name that is taken, too.
+Recipe recipe_from_json(std::string_view text, const OwnLayers& own);
 
 /// BuildOptions from an object with the keys data_axis, tensor_axis, replicate_axis, expert_axis,
 /// uneven_experts, domain_axes, data ("ddp", "fsdp"), reshard_after_forward (a bool, or a number of ranks),
