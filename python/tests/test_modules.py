@@ -128,7 +128,7 @@ class Faulty(Scale):
     wrong = None
 
     def forward(self, x):
-        if self.wrong == "forward" and self.training:
+        if self.wrong == ("forward" if self.training else "evaluate"):
             raise ZeroDivisionError("in forward of mine")
         return super().forward(x)
 
@@ -160,6 +160,22 @@ def test_an_exception_of_one_rank_is_an_error_of_all(ranks, where, options):
         return steps_of(trainer, 2)
     losses = ranks(4, program)
     assert losses[0] == losses[1] == losses[2] == losses[3]
+
+
+def test_an_exception_in_evaluate(ranks):
+    """The rank with the same rows learns of it in the pass, other data ranks at its end."""
+    def program(group):
+        act = Faulty(8)
+        model = train.build_parallel_model(recipe(act, plan=PLAN), weft.Mesh(group, dp=2, tp=2), seed=3)
+        trainer = train.Trainer(model)
+        act.wrong = "evaluate" if group.rank == 2 else None
+        with pytest.raises(ZeroDivisionError if group.rank == 2 else weft.Error) as error:
+            trainer.evaluate(batch_of(model, 1))
+        assert ["the passes of another rank failed; its own error says why", "the passes of another rank failed; its own error says why",
+                "in forward of mine", '"layers.0.act": forward failed on another rank of'][group.rank] in str(error.value)
+        act.wrong = None
+        return trainer.evaluate(batch_of(model, 1)).loss
+    assert len(set(ranks(4, program))) == 1
 
 
 def wrong_passes():
