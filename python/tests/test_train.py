@@ -506,7 +506,8 @@ def test_page(processes, size, tmp_path):
     assert len(blocks) >= 3
     (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
     done = processes(size, "import os, runpy, sys; os.chdir(sys.argv[1]); runpy.run_path('page.py')", tmp_path)
-    assert re.fullmatch(r"loss \d\.\d{3}\nloss 0\.0\d\d\n", done.stdout), done.stdout  # the second: of the layer in Python
+    # The second line is of the layer in Python.
+    assert re.fullmatch(r"loss \d\.\d{3}\nloss 0\.0\d\d\n", done.stdout), done.stdout
 
 
 SIZES = {"dim": 16, "layers": 2, "heads": 4, "kv_heads": 4, "ffn_hidden": 24, "vocab": 32, "max_seq": 8, "init_std": 0.1, "experts": 4, "expert_hidden": 12,

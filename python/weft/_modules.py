@@ -71,7 +71,7 @@ def _views(tensors, count, writeable=False):
 
 
 def _results(given, count, what):
-    """What a pass returned, as a list."""
+    """The results of a pass, as a list."""
     listed = list(given) if isinstance(given, (tuple, list)) else [given]
     if count is not None and len(listed) != count:
         raise errors.BadArgumentError(f"{what} returned {len(listed)} arrays; expected {count}")

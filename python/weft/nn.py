@@ -129,8 +129,8 @@ class Module(Layer):
 
     forward gets this rank's part of each input (its rows; with a plan its features, too), and returns one
     array or a tuple. backward gets the gradients of the outputs, and returns those of the inputs, except of
-    inputs that are integers; None: zeros. All numbers are float32. Arrays that a pass gets are views of weft's
-    memory, which must not be written or kept: they end with the pass.
+    inputs that are integers; None: zeros. All numbers are float32. Arrays that a pass gets are views of
+    weft's memory, which must not be written or kept: they end with the pass.
 
     Passes may run again for the same batch (activation checkpointing), and several forwards may come before
     their backwards (micro-batches). So backward reads only `inputs`, `saved` and parameters, and not what

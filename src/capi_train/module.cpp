@@ -1,6 +1,4 @@
 // Layers whose passes are functions of the program. Comments in weft/c_train/module.h say what these may do.
-#include "weft/c_train/module.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -292,7 +290,7 @@ class ProgramModule : public weft::Module {
 
   std::shared_ptr<const ProgramFunctions> of_;
   std::vector<weft::ParameterRef> own_;
-  // Of the pass that runs.
+  // These belong to the pass that runs.
   std::vector<weft_tensor> inputs_, weights_;
   Tensors held_;
 };

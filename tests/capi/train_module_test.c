@@ -10,7 +10,7 @@
 
 enum { IN = 3, OUT = 2, ROWS = 4, STEPS = 4 };
 
-/* What a rank's layer does; `fails` is the pass in which it fails. */
+/* The layer of a rank; `fails` is the pass in which it fails. */
 typedef struct product {
   const char* fails;
   int passes, released;
