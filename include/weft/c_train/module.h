@@ -90,8 +90,9 @@ weft_status weft_module_keep(const weft_module_pass* pass, int32_t dim_count, co
 /* Like weft_model_create, with layers of the program: {"layer": NAME} in the recipe, without other keys, is
  * the one of these names in `modules`. A layer may stand in several places, with parameters of its own in
  * each. The structs are copied; functions and `user` must stay until `release`. Parameters are divided,
- * saved, averaged and trained like all others. A plan (docs/recipes.md, "plan") may split a layer by columns if one
- * of its parameters has a split_dim. Fails with WEFT_BAD_ARGUMENT for a device other than the host. */
+ * saved, averaged and trained like all others. A plan (docs/recipes.md, "plan") may split a layer by columns
+ * if one of its parameters has a split_dim. On a device other than the host, the first pass fails with
+ * WEFT_UNSUPPORTED. */
 weft_status weft_model_create_with_modules(const weft_mesh* mesh, weft_compute* compute, const char* recipe,
                                            const char* options, const weft_module* modules,
                                            int32_t module_count, weft_model** model, weft_error* error);
