@@ -45,6 +45,7 @@
 #include "weft/mesh/redistribute.hpp"
 #include "weft/mesh/replicas.hpp"
 #include "weft/mesh/reshape.hpp"
+#include "weft/mesh/spread_failure.hpp"
 #include "weft/mesh/window.hpp"
 #include "weft/store/elastic.hpp"
 #include "weft/store/file.hpp"

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/errors/caught.hpp"
+#include "checkpoint/index/index.hpp"
 #include "group/group_state.hpp"
 #include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
@@ -127,6 +128,11 @@ void agree(const DeviceMesh& mesh, std::string_view what, std::string_view conse
     if (!mine) throw;
   }
   agree(group, what, consequence, std::move(mine));
+}
+
+void run_on_all(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
+                const std::function<void()>& action) {
+  agree(mesh, what, consequence, error_thrown_by(action));
 }
 
 std::exception_ptr with_consequence(std::exception_ptr error, std::string_view consequence) {

@@ -222,6 +222,7 @@ struct Load {
   CheckpointInfo run(const std::string& chosen, FoundCheckpoint found) const {
     Reading reading;
     agree(group, kLoad, kNothingRead, error_thrown_by([&] {
+            reading.tensors = list();  // first: it may exchange messages, so that all ranks call it or none
             if (rank != 0 && !WEFT_MUTANT("latest_of_each_rank"))
               found = open_chosen(directory, to_chosen(chosen));
             reading.found = std::move(found);
@@ -234,7 +235,6 @@ struct Load {
   }
 
   void prepare(Reading& reading) const {
-    reading.tensors = list();
     const std::vector<NamedView> views(reading.tensors.begin(), reading.tensors.end());
     check_tensors(kLoad, mesh, views);
     reading.aliases = aliases_of(views);

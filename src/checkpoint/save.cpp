@@ -150,9 +150,9 @@ SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mes
   SavePlan plan;
   std::vector<NamedView> tensors;
   all_ranks([&] {
+    tensors = list();  // first: it may exchange messages, so that all ranks call it or none
     check_arguments(step, options);
     plan.directory = resolved(directory);
-    tensors = list();
     check_tensors(kSave, mesh, tensors);
   });
   plan.rank = mesh ? mesh.rank() : 0;

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <numeric>
+#include <optional>
 #include <utility>
 
 #include "base/mutant.hpp"
 #include "base/parse_number.hpp"
 #include "group/group_state.hpp"
 #include "weft/base/error.hpp"
+#include "weft/mesh/spread_failure.hpp"
 #include "weft/store/store.hpp"
 
 namespace weft {
@@ -166,7 +169,10 @@ ProcessGroup& MeshState::group_along(const std::vector<int>& axes) {
   root();
   std::call_once(compared_, [this] { expect_same_mesh(); });
   const std::vector<int> several = longer(axes), ranks = ranks_along(several);
-  if (is_root_group(ranks)) return *root_;
+  if (is_root_group(ranks)) {
+    if (static_cast<int>(axes.size()) < shape_.axis_count()) root_is_of_axes_ = true;
+    return *root_;
+  }
   LazyGroup& lazy = lazy_along(several);
   const std::lock_guard lock(lazy.making);
   if (!lazy.group) {
@@ -177,10 +183,52 @@ ProcessGroup& MeshState::group_along(const std::vector<int>& axes) {
   return lazy.group;
 }
 
+void MeshState::spread_failure() {
+  struct Made {
+    ProcessGroup* group;
+    std::vector<int> ranks;  // of the root
+  };
+  std::vector<Made> made;
+  if (root_is_of_axes_) {
+    made.push_back({&root(), std::vector<int>(static_cast<std::size_t>(root().size()))});
+    std::iota(made[0].ranks.begin(), made[0].ranks.end(), 0);
+  }
+  {
+    const std::lock_guard lock(groups_mutex_);
+    for (const auto& [axes, lazy] : groups_) {
+      const std::unique_lock making(lazy->making, std::try_to_lock);
+      if (making && lazy->group) made.push_back({&lazy->group, ranks_along(axes)});
+    }
+  }
+  constexpr std::string_view kSpread = "mesh: a failure of rank ";
+  std::string why;
+  for (const Made& m : made) {
+    const std::optional<Failure> failure = detail::Access::state(*m.group).failure();
+    if (!failure) continue;
+    if (const std::size_t at = failure->text.find(kSpread); at != std::string::npos) {
+      why = failure->text.substr(at);  // of a rank whose own groups had failed
+      break;
+    }
+    std::vector<int> failed;
+    for (const int r : failure->ranks) failed.push_back(m.ranks.at(static_cast<std::size_t>(r)));
+    if (failed.empty()) failed.push_back(rank_);
+    why = fmt::format("{}{} of {}: {}", kSpread, fmt::join(failed, ", "), to_string(shape_), failure->text);
+  }
+  if (why.empty()) return;
+  for (const Made& m : made)
+    if (!m.group->failed()) m.group->abort(why);
+}
+
 std::shared_ptr<UserNumbers> MeshState::users_along(const std::vector<int>& axes) {
   const std::vector<int> several = longer(axes);
   return is_root_group(ranks_along(several)) ? detail::Access::state(root()).users
                                              : lazy_along(several).users;
+}
+
+void spread_failure(const DeviceMesh& mesh) noexcept {
+  try {
+    detail::MeshAccess::state(mesh).spread_failure();
+  } catch (...) {}  // the program has the first error already
 }
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 // use. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,6 +41,9 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   /// communicate.
   std::shared_ptr<UserNumbers> users_along(const std::vector<int>& axes);
 
+  /// See weft/mesh/spread_failure.hpp.
+  void spread_failure();
+
   LayoutTable& layouts() noexcept { return layouts_; }
 
   /// The node to which handles of the whole mesh point (DeviceMesh::Node). The first call makes it.
@@ -74,6 +78,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   std::once_flag compared_;
   std::shared_ptr<MeshState> whole_;  // the mesh whose axis was divided, which keeps the group
   std::map<std::string, std::vector<int>, std::less<>> taken_apart_;
+  std::atomic<bool> root_is_of_axes_ = false;  // whether axes that are not all axes have the root group
   std::mutex groups_mutex_;
   std::map<std::vector<int>, std::unique_ptr<LazyGroup>> groups_;
   LayoutTable layouts_;

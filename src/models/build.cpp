@@ -275,7 +275,8 @@ void ModelBuilder::pipeline_parallel() {
   if (options_.data == DataForm::fsdp && options_.exact == Exact::yes)
     refuse_with("DataForm::fsdp and exact mode");
   if (options_.data == DataForm::fsdp && !options_.sharding.blocks.empty()) refuse_with("sharding.blocks");
-  if (!options_.domain_axes.empty()) refuse_with("domain_axes");
+  if (!options_.domain_axes.empty())
+    refuse("a pipeline with domain_axes is not supported: a border has no cut of a map in space");
   if (recipe_.pipeline.empty() || !recipe_.border)
     refuse(fmt::format("recipe \"{}\" has no pipeline or no border; expected both", recipe_.name));
   const DeviceMesh axis = mesh_[options_.pipeline_axis];

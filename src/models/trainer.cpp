@@ -26,6 +26,7 @@
 #include "weft/ep/moe.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/mesh/spread_failure.hpp"
 #include "weft/nn/layouts.hpp"
 #include "weft/nn/norm.hpp"
 #include "weft/nn/packed_documents.hpp"
@@ -407,6 +408,8 @@ bool groups_are_sound() noexcept {
 // backward is dropped.
 // `reduced`: the error is the reducer's, which has ended its step then.
 void end_step(ParallelModel& model, bool reduced) noexcept {
+  // Data and tensor ranks of other stages wait in groups of their own.
+  if (model.stages) spread_failure(model.mesh);
   if (model.sharded) return model.sharded->discard();
   if (reduced) return;
   // The stages' group has failed, and not that of the data ranks, who may wait in finish().
@@ -539,11 +542,12 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
       reduces = false;
       earlier->take();
     }
+    reduces = true;
+    model_->finish();
   } catch (...) {
     end_step(*model_, reduces);
     throw;
   }
-  model_->finish();
   if (earlier) earlier->add_to_last();
   for (const DeviceMesh& axes : model_->axes_of_equal_rows())  // of parameters that are whole there
     if (axes.size() > 1 && !WEFT_MUTANT("norms_unreduced"))

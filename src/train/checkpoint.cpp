@@ -147,37 +147,58 @@ std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh
   return tensors;
 }
 
+constexpr std::string_view kLoad = "load_checkpoint", kSave = "save_checkpoint";
+constexpr std::string_view kNothingRead = "no value has changed", kUndefined = "the values are undefined",
+                           kNothingSaved = "nothing is saved";
+
+// The list of the tensors of all stages, for which the ranks exchange messages: if one rank has an error, all
+// throw it. All ranks call this, or none.
+std::vector<MutableNamedView> list_stages(std::optional<StageTensors>& all, const DeviceMesh& stages,
+                                          std::string_view what, std::string_view consequence,
+                                          const std::function<std::vector<MutableNamedView>()>& own) {
+  std::vector<MutableNamedView> of_rank;
+  run_on_all(stages.root(), what, consequence, [&] { of_rank = own(); });
+  run_on_all(stages.root(), what, consequence, [&] { all.emplace(stages, of_rank); });
+  return all->views();
+}
+
 // The tensors that a save lists; it keeps the names and the copies on the host until the save has copied
 // them.
 class SaveList {
  public:
-  SaveList(const DeviceMesh& mesh, const Saved& saved, const TrainingState& state)
-      : mesh_(mesh), saved_(saved), state_(state) {}
+  // `stages`: the axis of a pipeline; then the list has this rank's parts of the tensors of all stages.
+  SaveList(const DeviceMesh& mesh, const Saved& saved, const TrainingState& state, const DeviceMesh* stages)
+      : mesh_(mesh), saved_(saved), state_(state), stages_(stages) {}
   std::vector<NamedView> operator()() {
+    const auto own = [&] { return tensors_of(kSave, mesh_, saved_, state_, names_, host_); };
     const std::vector<MutableNamedView> tensors =
-        tensors_of("save_checkpoint", mesh_, saved_, state_, names_, host_);
+        stages_ == nullptr || stages_->size() == 1 ? own()
+                                                   : list_stages(all_, *stages_, kSave, kNothingSaved, own);
+    if (all_) all_->spread();
     return {tensors.begin(), tensors.end()};
   }
 
  private:
-  const DeviceMesh& mesh_;
+  const DeviceMesh mesh_;
   const Saved& saved_;
   const TrainingState& state_;
+  const DeviceMesh* stages_;
+  std::optional<StageTensors> all_;
   std::deque<std::string> names_;
   OnHost host_;
 };
 
 void save(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
           const Saved& saved, const TrainingState& state, const CheckpointExtra& extra,
-          const SaveOptions& options) {
-  SaveList list(mesh, saved, state);
+          const SaveOptions& options, const DeviceMesh* stages = nullptr) {
+  SaveList list(mesh, saved, state, stages);
   save_listed(directory, mesh, step, std::ref(list), extra, options);
 }
 
 bool save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
           const Saved& saved, const TrainingState& state, const CheckpointExtra& extra,
-          const SaveOptions& options) {
-  SaveList list(saves.mesh(), saved, state);
+          const SaveOptions& options, const DeviceMesh* stages = nullptr) {
+  SaveList list(saves.mesh(), saved, state, stages);
   return save_listed(saves, directory, step, std::ref(list), extra, options);
 }
 
@@ -212,24 +233,30 @@ void to_evaluation(Compute& compute, const Tensor& y, const Tensor& z, double be
 // The masters, which have been read from `folder`, become the values for evaluation.
 void masters_to_evaluation(const std::filesystem::path& folder, const DeviceMesh& mesh, const Saved& saved,
                            const DeviceMesh* stages) {
-  const CheckpointReader reader = CheckpointReader::open(folder);
-  if (!has_values_for_evaluation(reader)) return;
   struct Read {
     Parameter* parameter;
     double beta1;
     Tensor z;
   };
   std::vector<Read> all;
-  for (Parameter* p : saved.parameters)
-    if (const auto beta1 = schedule_free_beta(reader, p->compute().context(), p->path()))
-      all.push_back(
-          {p, *beta1, Tensor(p->compute().context(), p->master().shape()).with_layout(p->master().layout())});
+  bool has_any = false;
+  run_on_all(mesh, kLoad, kUndefined, [&] {
+    const CheckpointReader reader = CheckpointReader::open(folder);
+    has_any = has_values_for_evaluation(reader);
+    for (Parameter* p : saved.parameters)
+      if (const auto beta1 = schedule_free_beta(reader, p->compute().context(), p->path()))
+        all.push_back(
+            {p, *beta1,
+             Tensor(p->compute().context(), p->master().shape()).with_layout(p->master().layout())});
+  });
+  if (!has_any) return;
   std::deque<std::string> names;
   std::vector<MutableNamedView> list;
   for (const Read& r : all)
     list.push_back({names.emplace_back(joined(kZ, r.parameter->path())), r.z.view(), r.z.layout()});
   std::optional<StageTensors> of_stages;
-  if (stages != nullptr && stages->size() > 1) list = of_stages.emplace(*stages, list).views();
+  if (stages != nullptr && stages->size() > 1)
+    list = list_stages(of_stages, *stages, kLoad, kUndefined, [own = list] { return own; });
   LoadOptions options;
   options.may_leave = [](std::string_view) { return true; };
   load_listed(
@@ -268,9 +295,9 @@ CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& me
   CheckpointInfo info = load_listed(
       directory, mesh,
       [&] {
-        std::vector<MutableNamedView> own = tensors_of("load_checkpoint", mesh, saved, state, names, host);
-        if (stages == nullptr || stages->size() == 1) return own;
-        return of_stages.emplace(*stages, own).views();
+        const auto own = [&] { return tensors_of(kLoad, mesh, saved, state, names, host); };
+        if (stages == nullptr || stages->size() == 1) return own();
+        return list_stages(of_stages, *stages, kLoad, kNothingRead, own);
       },
       options, "the model");
   if (of_stages) of_stages->collect();
@@ -371,35 +398,14 @@ CheckpointInfo init_stages_from(const std::filesystem::path& directory, const De
 void save_stages(const std::filesystem::path& directory, const DeviceMesh& stages, std::int64_t step,
                  std::span<Parameter* const> parameters, std::span<ModuleBuffer* const> buffers,
                  const TrainingState& state, const CheckpointExtra& extra, const SaveOptions& options) {
-  const Saved saved = saved_of(parameters, buffers);
-  if (stages.size() == 1) return save(directory, stages.root(), step, saved, state, extra, options);
-  std::deque<std::string> names;
-  OnHost host;
-  StageTensors all(stages, tensors_of("save_checkpoint", stages.root(), saved, state, names, host));
-  all.spread();
-  const std::vector<MutableNamedView> views = all.views();
-  save_checkpoint(directory, stages.root(), step, std::vector<NamedView>(views.begin(), views.end()), extra,
-                  options);
+  save(directory, stages.root(), step, saved_of(parameters, buffers), state, extra, options, &stages);
 }
 
 bool start_save_stages(AsyncCheckpoint& saves, const std::filesystem::path& directory,
                        const DeviceMesh& stages, std::int64_t step, std::span<Parameter* const> parameters,
                        std::span<ModuleBuffer* const> buffers, const TrainingState& state,
                        const CheckpointExtra& extra, const SaveOptions& options) {
-  const Saved saved = saved_of(parameters, buffers);
-  std::deque<std::string> names;
-  OnHost host;
-  std::optional<StageTensors> all;
-  const auto list = [&] {
-    std::vector<MutableNamedView> views =
-        tensors_of("save_checkpoint", stages.root(), saved, state, names, host);
-    if (stages.size() > 1) {
-      all.emplace(stages, views).spread();
-      views = all->views();
-    }
-    return std::vector<NamedView>(views.begin(), views.end());
-  };
-  return save_listed(saves, directory, step, list, extra, options);
+  return save(saves, directory, step, saved_of(parameters, buffers), state, extra, options, &stages);
 }
 
 CheckpointInfo load_stages(const std::filesystem::path& directory, const DeviceMesh& stages,

@@ -18,7 +18,8 @@ class StageTensors {
  public:
   /// `own`: the tensors of this rank's stages, with layouts over the root of `stages`, Replicate on `stages`.
   /// Stages may have equal tensors of one name, those of tied weights: the list has them once, from the first
-  /// rank that has them. Collective over `stages`. Throws bad_argument, on all ranks, if two stages have
+  /// rank that has them. Collective over `stages`: a rank without a list of its own must not leave the others
+  /// waiting here. Throws bad_argument, on all ranks, if two stages have
   /// tensors of one name that differ in dtype or layout.
   StageTensors(const DeviceMesh& stages, std::span<const MutableNamedView> own);
 

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <functional>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -12,8 +14,10 @@
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/models/from_json.hpp"
 #include "weft/models/moe_transformer.hpp"
 #include "weft/models/trainer.hpp"
+#include "weft/train/checkpoint.hpp"
 
 namespace weft::models_pipeline_test {
 namespace {
@@ -548,6 +552,43 @@ TEST(ModelsPipeline, SavesInTheBackground) {
   }
 }
 
+// An error of one rank alone, which may come before the ranks list the tensors of all stages together.
+TEST(ModelsPipeline, AnErrorOfACheckpointOnOneRankIsToldToAll) {
+  const test::TemporaryFolder folder;
+  const Form form{3, 1, 2, PipelineKind::one_f_one_b};
+  test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+    const bool alone = rank.rank == 2;  // of the second stage
+    TrainingRun run(rank, form, {.seed = 4});
+    run.steps(2, 1);
+    run.trainer->save(folder / "run");
+    const auto expect_told = [&](const std::string& text, const std::function<void()>& action) {
+      const auto began = Clock::now();
+      const std::string got = error_text(action);
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
+      EXPECT_THAT(got, HasSubstr(text));
+      EXPECT_EQ(got.find("rank 2 failed") == std::string::npos, alone) << got;
+    };
+    expect_told("is no checkpoint on this rank",
+                [&] { run.trainer->load(alone ? folder / "none" / "run" : folder / "run"); });
+    AsyncCheckpoint saves(run.mesh);
+    const std::filesystem::path of_rank = alone ? std::filesystem::path() : folder / "again";
+    expect_told("directory is empty", [&] { run.trainer->save(of_rank); });
+    expect_told("directory is empty", [&] { run.trainer->save(saves, of_rank); });
+    std::vector<Parameter*> parameters = run.model->parameters();
+    if (alone) parameters.push_back(parameters[0]);
+    const DeviceMesh stages = run.mesh["pp"];
+    expect_told("two parameters have the path",
+                [&] { save_stages(folder / "again", stages, 1, parameters, {}, {}); });
+    expect_told("two parameters have the path",
+                [&] { start_save_stages(saves, folder / "again", stages, 1, parameters, {}, {}); });
+    expect_told("two parameters have the path",
+                [&] { load_stages(folder / "run", stages, parameters, {}, {}); });
+    run.trainer->save(saves, folder / "again");  // nothing waits any more
+    saves.wait();
+    EXPECT_EQ(run.trainer->load(folder / "again").step, 1);
+  });
+}
+
 // Stages that are cut over tensor ranks, and copied over data ranks.
 TEST(ModelsPipeline, CheckpointsOfCutStagesLoadOnOtherMeshes) {
   const test::TemporaryFolder folder;
@@ -620,27 +661,50 @@ TEST(ModelsPipeline, DifferentBatchesAndRatesAreRefusedByAll) {
   });
 }
 
-// A pass that throws on one rank: the ranks of its pipeline get the error, and its data ranks, whose
-// pipelines went well, learn that it has no gradients.
+// A pass that throws on one rank: the ranks of its pipeline get the error. Data and tensor ranks of all
+// stages wait in groups of their own, with and without sharded parameters; they get it too, and soon.
 TEST(ModelsPipeline, AnErrorOfAPassReachesAllRanks) {
-  for (const int failing : {0, 3})  // of 2 x 2 ranks: the stages of rank 3 are the last
-    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
-      TrainingRun run(rank, {2, 2, 1, PipelineKind::one_f_one_b}, sgd(0.5));
-      HookHandle hook;
-      if (rank.rank == failing)
-        hook = run.model->model->get(failing == 0 ? "layers.0" : "norm")
-                   .add_hook(Module::HookPoint::pre_backward, [](Module&, Tensors&, Frame&) {
-                     throw Error(ErrorCode::bad_argument, "a bad layer");
-                   });
-      const Data data(*run.model, 0, 3);
-      const auto began = Clock::now();
-      const std::string text = error_text([&] { run.trainer->step(data.batches(), 0.1); });
-      EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
-      EXPECT_NE(text, "no error");
-      if (rank.rank % 2 == failing % 2) {
+  struct Case {
+    Form form;
+    DataForm data;
+    int failing;
+    bool keep = true;
+  };
+  const PipelineKind kind = PipelineKind::one_f_one_b;
+  const std::vector<Case> cases = {
+      {{2, 2, 1, kind}, DataForm::ddp, 0},         {{2, 2, 1, kind}, DataForm::ddp, 3},
+      {{2, 2, 1, kind}, DataForm::fsdp, 0},        {{2, 2, 1, kind}, DataForm::fsdp, 3},
+      {{2, 2, 1, kind}, DataForm::fsdp, 1, false}, {{2, 2, 2, kind}, DataForm::fsdp, 5},
+      {{2, 1, 2, kind}, DataForm::ddp, 1},         {{1, 2, 1, kind}, DataForm::fsdp, 1}};
+  for (const Case& c : cases)
+    for (const bool forward : {true, false})
+      test::run_ranks(Ranks::threads, c.form.ranks(), [&](Rank& rank) {
+        SCOPED_TRACE(fmt::format("{} x {} x {}, {}, rank {} of them fails", c.form.pp, c.form.dp, c.form.tp,
+                                 c.data == DataForm::ddp ? "ddp" : "fsdp", c.failing));
+        TrainingRun run(rank, c.form, sgd(0.5), whole_recipe(), [&](BuildOptions& o) {
+          o.data = c.data;
+          o.pipeline.keep_weights = c.keep;
+        });
+        run.steps(3, 1);
+        HookHandle hook;
+        if (rank.rank == c.failing)
+          hook = run.model->model->get(run.mesh.coordinate("pp") == 0 ? "layers.0" : "norm")
+                     .add_hook(forward ? Module::HookPoint::pre_forward : Module::HookPoint::pre_backward,
+                               [](Module&, Tensors&, Frame&) {
+                                 throw Error(ErrorCode::bad_argument, "a bad layer");
+                               });
+        const Data data(*run.model, 0, 3);
+        const auto began = Clock::now();
+        const std::string text = error_text([&] { run.trainer->step(data.batches(), 0.1); });
+        EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
         EXPECT_THAT(text, HasSubstr("a bad layer"));
-      }
-    });
+        const std::string of_rank = fmt::format("a failure of rank {} of pp={}", c.failing, c.form.pp);
+        const bool of_its_pipeline =
+            rank.rank % (c.form.dp * c.form.tp) == c.failing % (c.form.dp * c.form.tp);
+        if (!of_its_pipeline) {
+          EXPECT_THAT(text, HasSubstr(of_rank));
+        }
+      });
 }
 
 TEST(ModelsPipeline, UnsupportedOptionsAreNamed) {
@@ -665,7 +729,8 @@ TEST(ModelsPipeline, UnsupportedOptionsAreNamed) {
                 o.sharding.blocks = {"layers.*"};
               }),
               with + "sharding.blocks is not supported");
-    EXPECT_EQ(text([](auto& o, auto&) { o.domain_axes = {"y"}; }), with + "domain_axes is not supported");
+    EXPECT_EQ(text([](auto& o, auto&) { o.domain_axes = {"y"}; }),
+              with + "domain_axes is not supported: a border has no cut of a map in space");
     EXPECT_EQ(
         text([](auto& o, auto&) { o.data_axis = "pp"; }),
         "bad_argument: build_parallel_model: pipeline_axis: \"pp\" is a data or tensor axis of pp=2 x dp=1 x "
@@ -748,6 +813,68 @@ TEST(ModelsPipeline, OptimizersHaveTheGroupsOfTheWholeModel) {
                   HasSubstr("options.groups is not the same on all ranks"));
     });
   }
+}
+
+// A schedule from a file, by the JSON of build options; the file of a built-in one has its bits.
+TEST(ModelsPipeline, TakesAScheduleFromAFile) {
+  const test::TemporaryFolder folder;
+  const auto write = [&](const char* name, const std::string& text) {
+    std::ofstream(folder / name) << text;
+    return (folder / name).string();
+  };
+  const auto of_file = [](const std::string& file) {
+    return build_options_from_json(
+        fmt::format(R"({{"seed": 3, "pipeline_axis": "pp", "pipeline_file": "{}"}})", file));
+  };
+  const std::string good = write("good", to_string(make_pipeline_schedule(PipelineKind::zero_bubble, 2, 3))),
+                    three = write("three", to_string(make_pipeline_schedule(PipelineKind::gpipe, 3, 3))),
+                    forward =
+                        write("forward", to_string(make_pipeline_schedule(PipelineKind::forward_only, 2, 3))),
+                    wrong = write("wrong", "schedule wrong\nranks two\n");
+  std::string late = to_string(make_pipeline_schedule(PipelineKind::gpipe, 2, 2));
+  late.replace(late.find("1RECV_F0 "), std::string("1RECV_F0 ").size(), "");
+  EXPECT_THAT(error_text([&] { of_file((folder / "none").string()); }),
+              HasSubstr((folder / "none").string()));
+  EXPECT_THAT(error_text([&] { of_file(wrong); }), HasSubstr("ranks"));
+  const std::string lost = write("lost", late);
+  const std::vector<Outcome> one = outcomes({1, 1, 1, PipelineKind::one_f_one_b}, 0.5, 3),
+                             built_in = outcomes({2, 1, 1, PipelineKind::zero_bubble}, 0.5, 3);
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), {{"pp", 2}, {"dp", 1}, {"tp", 1}});
+    const auto text = [&](const std::string& file) {
+      return error_text([&] { build_parallel_model(config(), mesh, compute, of_file(file)); });
+    };
+    EXPECT_THAT(text(lost), HasSubstr("0SEND_F0"));
+    EXPECT_THAT(text(three), HasSubstr("schedule \"gpipe\" is for 3 ranks; pp=2"));
+    EXPECT_THAT(text(forward), HasSubstr("schedule \"forward\" has no backward passes"));
+    ParallelModel model = build_parallel_model(config(), mesh, compute, of_file(good));
+    Trainer trainer(model, compute, sgd(0.5));
+    const Data two(model, 0, 2);
+    EXPECT_THAT(error_text([&] { trainer.step(two.batches(), 0.1); }),
+                HasSubstr("pipeline: 2 micro-batches; schedule \"zero-bubble\" is for 3"));
+    for (std::size_t step = 0; step < 2; ++step) {
+      const Trainer::Result r = trainer.step(Data(model, static_cast<int>(step), 3).batches(), 0.1);
+      EXPECT_EQ(r.loss, one[0].losses[step]);
+      EXPECT_EQ(r.loss, built_in[0].losses[step]);
+      EXPECT_EQ(r.grad_norm, built_in[0].norms[step]);
+    }
+    for (const Parameter* p : model.parameters())
+      EXPECT_THAT(p->master().f32(), ::testing::ElementsAreArray(one[0].parameters.at(p->path())))
+          << p->path();
+  });
+}
+
+TEST(ModelsPipeline, KeepingWeightsIsComparedBetweenRanks) {
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    TrainingRun run(rank, {2, 2, 1, PipelineKind::gpipe}, sgd(0.5), whole_recipe(), [&](BuildOptions& o) {
+      o.data = DataForm::fsdp;
+      o.pipeline.keep_weights = rank.rank != 3;
+    });
+    const Data data(*run.model, 0, 2);
+    EXPECT_THAT(error_text([&] { run.trainer->step(data.batches(), 0.1); }),
+                HasSubstr("BuildOptions::pipeline.keep_weights is not the same on all ranks of pp=2"));
+  });
 }
 
 // A schedule of one's own, with the stages on the ranks in another order; and activation checkpointing.

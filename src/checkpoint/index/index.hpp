@@ -111,8 +111,15 @@ std::vector<int> aliases_of(std::span<const NamedView> tensors);
 /// files are not known yet.
 CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks, std::span<const int> aliases = {});
 
+/// Calls `action` on all ranks of the mesh. If it throws on one, all throw that error, with the consequence:
+/// `<what>: rank 1 failed: <its text>; <consequence>`. Collective.
+void run_on_all(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
+                const std::function<void()>& action);
+
 /// Like save_checkpoint() and load_checkpoint(), for the tensors that a function lists. All ranks get the
-/// function's errors. `owner`: the owner of the tensors in the texts: "the model".
+/// function's errors. All ranks call the function equally often, and before anything that fails on one rank
+/// alone, so that it may exchange messages. Such a function throws on all ranks or on none. `owner`: the
+/// owner of the tensors in the texts: "the model".
 void save_listed(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                  const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                  const SaveOptions& options);
