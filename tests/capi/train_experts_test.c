@@ -43,6 +43,8 @@ static void close_to(double got, double expected) {
   CHECK(fabs(got - expected) < 1e-5 * (1 + fabs(expected)));
 }
 
+static int idle = 0; /* the first rank has no experts */
+
 static void mixture(rank_args* a) {
   weft_group* group = join(a, "ep", 0);
   weft_compute* compute = NULL;
@@ -78,11 +80,21 @@ static void mixture(rank_args* a) {
   for (int e = 0; e < EXPERTS; ++e) all += scores[e];
   close_to(all, TOKENS);
 
-  /* Rank r has the experts EXPERTS r / size to EXPERTS (r + 1) / size. */
-  int64_t first[MAX_RANKS + 1];
-  for (int r = 0; r <= a->size; ++r) first[r] = EXPERTS * r / a->size;
+  /* Rank r has the experts EXPERTS r / size to EXPERTS (r + 1) / size, of the ranks that have any. */
+  int64_t first[MAX_RANKS + 1] = {0};
+  for (int r = idle; r <= a->size; ++r) first[r] = EXPERTS * (r - idle) / (a->size - idle);
   const weft_buffer of_first = {first, a->size + 1, WEFT_I64, WEFT_CPU};
   weft_token_routes* routes = NULL;
+  if (a->size > 1) {
+    const int64_t moved = a->rank == 1 ? 1 : 0;
+    first[1] += moved;
+    CHECK_ERROR(
+        weft_token_routes_create(compute, group, &of_experts, &of_weights, &of_first, &routes, &error),
+        WEFT_MISMATCH,
+        "weft_token_routes_create: first_experts on rank 1 differs from that on rank 0; expected the "
+        "same on all ranks");
+    first[1] -= moved;
+  }
   OK(weft_token_routes_create(compute, group, &of_experts, &of_weights, &of_first, &routes, &error));
   int64_t own = 0, rows = 0, results = 0, offsets[EXPERTS + 1];
   OK(weft_token_routes_sizes(routes, &own, &rows, &results, &error));
@@ -221,5 +233,7 @@ static void mixture(rank_args* a) {
 
 int main(void) {
   for (int size = 1; size <= MAX_RANKS; ++size) run_ranks(size, mixture);
+  idle = 1;
+  for (int size = 2; size <= MAX_RANKS; ++size) run_ranks(size, mixture);
   return 0;
 }

@@ -727,6 +727,31 @@ TEST(PipelineStages, UsesOfATiedWeightOnOtherRanksAreCompared) {
   });
 }
 
+// Before the first action a rank gives the uses of a tied weight that it holds one memory.
+TEST(PipelineStages, AnErrorOfTiedWeightsAtTheStartReachesAllRanks) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Compute compute(rank.context);
+    Sequential net;
+    for (int i = 0; i < 4; ++i) net.append(std::make_unique<Linear>(2, 2, false));
+    dynamic_cast<Linear&>(net.get("2")).tie_weight(dynamic_cast<Linear&>(net.get("0")).weight);
+    MeanSquaredError loss;
+    Pipeline pipeline(net, &loss, rank.group(), compute,
+                      {make_pipeline_schedule(PipelineKind::interleaved, 2, 1, 2),
+                       {{"0"}, {"1"}, {"2"}, {"3"}},
+                       test::pipe_border,
+                       untie(net)});
+    if (rank.rank == 1) pipeline.materialise(1);  // rank 0 holds both uses, and has no values
+    const Tensor x(rank.context, {2, 2});
+    const std::vector<PipelineMicroBatch> batch{{{x}, {x, scalar(rank.context, 4)}}};
+    const Error e = error_of([&] { pipeline.run(batch, {}); });
+    EXPECT_THAT(e.what(), HasSubstr("0.weight"));
+    EXPECT_EQ(e.code() == ErrorCode::aborted, rank.rank == 1);
+    if (rank.rank == 1) {
+      EXPECT_THAT(e.what(), HasSubstr("aborted by rank 0: pipeline: tied weights: "));
+    }
+  });
+}
+
 // Two modules of another kind share a weight.
 class Scale : public Module {
  public:
