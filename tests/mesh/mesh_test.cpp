@@ -1,19 +1,24 @@
 // Grids of ranks: arithmetic, sub-meshes, and the groups along axes.
 #include "weft/mesh/mesh.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <set>
 
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
+#include "weft/mesh/spread_failure.hpp"
 
 namespace weft::mesh_test {
 namespace {
 
+using test::error_text;
 using test::expect_error;
 using test::Rank;
+using test::Ranks;
 using test::run_ranks;
+using ::testing::HasSubstr;
 using RankList = std::vector<int>;
 
 TEST(MeshShape, RanksAreRowMajorAndLastAxisIsNearest) {
@@ -212,6 +217,28 @@ TEST(DeviceMesh, OnlyTheRanksOfASubMeshNeedAskForItsGroup) {
     if (mesh.coordinate("dp") == 1) {
       EXPECT_EQ(members(mesh["tp"].group(), r.rank), (RankList{2, 3}));
     }
+  });
+}
+
+// By the groups along the axes a failure reaches ranks that are in no group of the failed rank.
+TEST(DeviceMesh, AFailureSpreadsOverItsGroups) {
+  run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"a", 2}, {"b", 2}});
+    ProcessGroup &a = mesh["a"].group(), &b = mesh["b"].group();
+    spread_failure(mesh);  // there is none
+    a.barrier().wait();
+    b.barrier().wait();
+    rank.group().barrier().wait();
+    if (rank.rank == 0) a.abort("the reason");
+    if (rank.rank == 0) spread_failure(mesh);
+    const std::string text = error_text([&] { (rank.rank == 2 ? a : b).barrier().wait(); });
+    EXPECT_THAT(text, HasSubstr("aborted by rank 0: the reason"));
+    if (rank.rank != 2) {
+      EXPECT_THAT(text, HasSubstr("mesh: a failure of rank 0 of a=2 x b=2: "));
+    }
+    spread_failure(mesh);
+    EXPECT_TRUE(a.failed() && b.failed());
+    rank.group().barrier().wait();  // the root group serves no axis
   });
 }
 
