@@ -156,7 +156,8 @@ Tensors Passes::own_backward(Module& module, Inputs dy, Frame& frame) {
 }
 
 Tensors Module::forward(Inputs x, Frame& frame) {
-  if (recompute_ && frame.recomputing())
+  // A Frame that keeps nothing in a training pass is that of a module that runs again.
+  if (recompute_ && (frame.recomputing() || (!frame.keeps() && frame.pass().training)))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("activation checkpointing: \"{}\" runs again by itself, and inside a module that "
                             "runs again as a whole; expected one of them (one apply_ac() of the root)",

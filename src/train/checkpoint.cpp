@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -20,7 +21,8 @@
 namespace weft {
 namespace {
 
-constexpr std::string_view kOfOptimizer = "optimizer.", kOfEma = "ema.", kOfBuffers = "buffer.";
+constexpr std::string_view kOfOptimizer = "optimizer.", kOfEma = "ema.", kOfBuffers = "buffer.",
+                           kOfParameters = "param.";
 
 struct Saved {
   std::vector<Parameter*> parameters;
@@ -230,23 +232,36 @@ void to_evaluation(Compute& compute, const Tensor& y, const Tensor& z, double be
                     {1 / beta1 - 1, 0, -1});
 }
 
-// The masters, which have been read from `folder`, become the values for evaluation.
+// The masters, which have been read from `folder` by `remap`, become the values for evaluation.
 void masters_to_evaluation(const std::filesystem::path& folder, const DeviceMesh& mesh, const Saved& saved,
-                           const DeviceMesh* stages) {
+                           const DeviceMesh* stages, const Remap& remap) {
   struct Read {
     Parameter* parameter;
     double beta1;
     Tensor z;
   };
+  const auto path_of = [](std::string_view name) { return std::string(name.substr(kOfParameters.size())); };
   std::vector<Read> all;
   bool has_any = false;
   run_on_all(mesh, kLoad, kUndefined, [&] {
     const CheckpointReader reader = CheckpointReader::open(folder);
-    has_any = has_values_for_evaluation(reader);
+    has_any = has_values_for_evaluation(reader) && (mesh || !saved.parameters.empty());
+    if (!has_any) return;
+    Context& context = mesh ? mesh.context() : saved.parameters[0]->compute().context();
+    std::map<std::string, double, std::less<>> betas;  // by the paths of the model
+    for (const std::string& name : reader.names()) {
+      if (!name.starts_with(kOfParameters)) continue;
+      const auto beta1 = schedule_free_beta(reader, context, path_of(name));
+      if (!beta1) continue;
+      const std::vector<RemappedTensor> pieces = remap(name, reader.tensor(name).shape);
+      if (pieces.empty()) betas.emplace(path_of(name), *beta1);
+      for (const RemappedTensor& piece : pieces)
+        if (piece.name.starts_with(kOfParameters)) betas.emplace(path_of(piece.name), *beta1);
+    }
     for (Parameter* p : saved.parameters)
-      if (const auto beta1 = schedule_free_beta(reader, p->compute().context(), p->path()))
+      if (const auto beta1 = betas.find(p->path()); beta1 != betas.end())
         all.push_back(
-            {p, *beta1,
+            {p, beta1->second,
              Tensor(p->compute().context(), p->master().shape()).with_layout(p->master().layout())});
   });
   if (!has_any) return;
@@ -259,6 +274,14 @@ void masters_to_evaluation(const std::filesystem::path& folder, const DeviceMesh
     list = list_stages(of_stages, *stages, kLoad, kUndefined, [own = list] { return own; });
   LoadOptions options;
   options.may_leave = [](std::string_view) { return true; };
+  // z is cut and named like the parameter that it belongs to.
+  options.remap = [&](std::string_view name, const Shape& shape) {
+    if (!name.starts_with(kZ)) return std::vector<RemappedTensor>{};
+    std::vector<RemappedTensor> pieces = remap(joined(kOfParameters, name.substr(kZ.size())), shape);
+    for (RemappedTensor& piece : pieces)
+      if (piece.name.starts_with(kOfParameters)) piece.name = joined(kZ, path_of(piece.name));
+    return pieces;
+  };
   load_listed(
       folder, mesh, [&] { return list; }, options, "the model");
   if (of_stages) of_stages->collect();
@@ -302,8 +325,7 @@ CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& me
       options, "the model");
   if (of_stages) of_stages->collect();
   host.write_back();
-  if (state.optimizer == nullptr && (init == nullptr || !init->remap))
-    masters_to_evaluation(info.folder, mesh, saved, stages);
+  if (state.optimizer == nullptr) masters_to_evaluation(info.folder, mesh, saved, stages, options.remap);
   if (!info.remapped.empty() && (init == nullptr || !init->remap) && !saved.parameters.empty() &&
       (!mesh || mesh.rank() == 0))
     saved.parameters[0]->compute().context().log().write(

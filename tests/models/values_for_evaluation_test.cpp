@@ -4,18 +4,23 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/checkpoint/checkpoint.hpp"
 #include "weft/checkpoint/reader.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/llama.hpp"
 #include "weft/models/trainer.hpp"
+#include "weft/nn/linear.hpp"
 #include "weft/train/checkpoint.hpp"
 
 namespace weft::values_for_evaluation_test {
@@ -100,6 +105,75 @@ TEST_P(ValuesForEvaluation, AreWhatOthersGet) {
   const SafetensorsFile llama = SafetensorsFile::open(folder.path() / "llama" / "model.safetensors");
   EXPECT_THAT(llama.read(context, "lm_head.weight").f32(),
               testing::ElementsAreArray(evaluated["output_head.proj.weight"]));
+}
+
+// Two layers, whose passes nobody runs.
+std::unique_ptr<Sequential> layers(const std::string& first, std::int64_t rows, const std::string& second,
+                                   std::int64_t more) {
+  auto made = std::make_unique<Sequential>();
+  made->append(first, std::make_unique<Linear>(4, rows));
+  made->append(second, std::make_unique<Linear>(4, more));
+  return made;
+}
+
+// Fine-tuning under other names and shapes: `joint` (6, 4) is read as rows of `c` (2, 4) and `d` (4, 4).
+TEST(EvaluationValues, AreReadUnderOtherNames) {
+  const test::TemporaryFolder folder;
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    const auto from = layers("joint", 6, "other", 1), to = layers("c", 2, "d", 4);
+    for (Module* model : {static_cast<Module*>(from.get()), static_cast<Module*>(to.get())}) {
+      replicate(*model, mesh);
+      materialise(*model, compute);
+      initialise(*model, 3);
+    }
+    ScheduleFreeAdamW optimizer(compute, from->parameters(), {.beta1 = 0.8});
+    for (int step = 0; step < 3; ++step) {
+      for (Parameter* p : from->parameters()) p->accumulate(p->master());
+      optimizer.step(0.05);
+      optimizer.zero_gradients();
+    }
+    save_checkpoint(folder.path(), mesh, 1, *from, TrainingState(&optimizer));
+    const auto trained = from->parameter("joint.weight")->master().clone(rank.context);
+    const Optimizer::Swapped swapped(optimizer);
+    const auto joint = from->parameter("joint.weight")->master().f32();
+    const InitOptions options{.left_out = {"other"}, .remap = [](std::string_view name, const Shape&) {
+                                return name == "param.joint.weight"
+                                           ? std::vector<RemappedTensor>{{"param.c.weight", {2, 4}},
+                                                                         {"param.d.weight", {4, 4}, 2}}
+                                           : std::vector<RemappedTensor>{};
+                              }};
+    init_from(folder.path(), mesh, *to, options);
+    EXPECT_THAT(to->parameter("c.weight")->master().f32(), testing::ElementsAreArray(joint.first(8)));
+    EXPECT_THAT(to->parameter("d.weight")->master().f32(), testing::ElementsAreArray(joint.subspan(8)));
+    EXPECT_NE(trained.f32()[0], joint[0]);
+  });
+}
+
+TEST(EvaluationValues, NeedTheBetaOfTheirCheckpoint) {
+  const test::TemporaryFolder folder;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"dp", 1}});
+    const Tensor values(rank.context, {2}), rates(rank.context, {2}, DType::f64),
+        steps(rank.context, {1}, DType::i64);
+    for (const Tensor* t : {&values, &rates, &steps})
+      std::memset(t->data(), 1, static_cast<std::size_t>(t->bytes()));
+    const std::vector<NamedView> all{{"param.w", values.view(), nullptr},
+                                     {"optimizer.z.w", values.view(), nullptr},
+                                     {"optimizer.rates.w", rates.view(), nullptr},
+                                     {"optimizer.step.w", steps.view(), nullptr}};
+    save_checkpoint(folder.path(), mesh, 4, all);
+  });
+  Context context;
+  Compute compute(context, 1);
+  const CheckpointReader reader = CheckpointReader::open(folder.path());
+  EXPECT_EQ(test::error_text([&] { return value_for_evaluation(reader, compute, "w"); }),
+            "bad_argument: load_checkpoint: " + (folder.path() / "step-00000004").string() +
+                ": \"optimizer.rates.w\" has 2 numbers; expected 3: an older version has saved it, without "
+                "the beta1 "
+                "that gives the values for evaluation");
 }
 
 }  // namespace

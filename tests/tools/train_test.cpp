@@ -317,6 +317,16 @@ TEST_F(TrainTest, OtherOptimizersAndGroupsGoOn) {
     EXPECT_EQ(losses(optimizer + ".a"), losses(optimizer + ".b"));
     EXPECT_EQ(run({"checkpoint", "diff", file(optimizer), file(parts)}), 0) << out();
   }
+  // A copy of its parameters alone would be taken for what is evaluated.
+  EXPECT_EQ(run({"checkpoint", "convert", file("schedule-free"), file("alone"), "--only", "param.*"}), 2);
+  EXPECT_THAT(
+      err(),
+      HasSubstr("schedule-free AdamW has trained \"param.layers.0.attention.k_proj.weight\", and the copy "
+                "would have no \"optimizer.z.layers.0.attention.k_proj.weight\", from which the values "
+                "for evaluation come; expected all of \"optimizer.*\" beside \"param.*\", or weft "
+                "checkpoint export, which writes these values"));
+  EXPECT_EQ(run({"checkpoint", "convert", file("schedule-free"), file("copy")}), 0) << err();
+  EXPECT_EQ(run({"checkpoint", "convert", file("lion"), file("alone"), "--only", "param.*"}), 0) << err();
   EXPECT_EQ(run(small({"--ranks", "2", "--tp", "2", "--save", file("lion"), "--resume"})), 2);
   EXPECT_THAT(err(), HasSubstr("--groups is layers.0:rate=0.5:decay=0 there and not set here, --optimizer is "
                                "lion there and not set here"));

@@ -71,8 +71,8 @@ struct InitOptions {
   std::vector<std::string> except = {};
   /// The same for what only the checkpoint has.
   std::vector<std::string> left_out = {};
-  /// Names and shapes of another program, as in LoadOptions; with a function the stored values are read as
-  /// they are, also those that ScheduleFreeAdamW trains. Tensors that it does not know go to
+  /// Names and shapes of another program, as in LoadOptions; of parameters that ScheduleFreeAdamW has
+  /// trained, the values for evaluation are read, as without a function. Tensors that it does not know go to
   /// remap_old_names(). Names in checkpoints of weft are "param.<path>".
   Remap remap = {};
 };

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -321,6 +322,42 @@ int export_file(const CheckpointFlags& flags) {
   return 0;
 }
 
+#ifdef WEFT_HAVE_TRAIN
+// Refuses a copy that has parameters as schedule-free AdamW trains them, without what gives the values for
+// evaluation: its readers would take the former for the latter.
+void expect_values_for_evaluation(const CheckpointReader& from, const ConvertOptions& options) {
+  if (!has_values_for_evaluation(from)) return;
+  std::set<std::string> copied;
+  std::vector<std::string> trained;  // the copied names of these parameters
+  for (const std::string& name : from.names()) {
+    std::vector<RemappedTensor> pieces;
+    if (options.remap) pieces = options.remap(name, from.tensor(name).shape);
+    if (pieces.empty()) pieces.push_back({name, {}});
+    const bool is_trained =
+        name.starts_with(kParameter) &&
+        from.contains("optimizer.rates." + name.substr(std::string_view(kParameter).size()));
+    for (const RemappedTensor& piece : pieces) {
+      const std::string to = options.rename(piece.name);
+      if (to.empty()) continue;
+      copied.insert(to);
+      if (is_trained) trained.push_back(to);
+    }
+  }
+  for (const std::string& name : trained) {
+    const std::string path =
+        name.starts_with(kParameter) ? name.substr(std::string_view(kParameter).size()) : std::string();
+    for (const char* part : {"optimizer.z.", "optimizer.rates.", "optimizer.step."})
+      if (path.empty() || !copied.contains(part + path))
+        throw Error(
+            ErrorCode::bad_argument,
+            fmt::format("schedule-free AdamW has trained \"{}\", and the copy would have no \"{}{}\", from "
+                        "which the values for evaluation come; expected all of \"optimizer.*\" beside "
+                        "\"{}*\", or weft checkpoint export, which writes these values",
+                        name, part, path.empty() ? name : path, kParameter));
+  }
+}
+#endif
+
 int convert(const CheckpointFlags& flags) {
   if (!flags.overwrite && latest_checkpoint(flags.file))
     throw Error(
@@ -345,6 +382,10 @@ int convert(const CheckpointFlags& flags) {
   };
   if (!flags.dtype.empty())
     options.dtype = [&](std::string_view, DType) { return flags.dtype == "f32" ? DType::f32 : DType::bf16; };
+#ifdef WEFT_HAVE_TRAIN
+  expect_values_for_evaluation(CheckpointReader::open(flags.path), options);
+  old = 0;
+#endif
   const std::size_t count = convert_checkpoint(flags.path, flags.file, options);
   const CheckpointReader reader = CheckpointReader::open(flags.file);
   fmt::print("{}: {} tensors{}\n", reader.info().folder.string(), count,
