@@ -82,6 +82,18 @@ Trainer::Options options_of(const char* function, const weft_trainer_options& o)
   to.label_smoothing = o.label_smoothing;
   to.z_loss = o.z_loss;
   if (o.freeze != nullptr) to.freeze = weft::FreezeSchedule::from_text(o.freeze);
+  const auto expect_unset = [&](bool is_set, const char* option, const char* needs) {
+    if (is_set)
+      capi::refuse(ErrorCode::bad_argument, function,
+                   fmt::format("options->{} is set; it needs {}", option, needs));
+  };
+  expect_unset(o.ema_warm_up && o.ema_decay == 0, "ema_warm_up", "an ema_decay");
+  if (o.optimizer != WEFT_MUON) {
+    constexpr const char* kMuon = "options->optimizer WEFT_MUON";
+    expect_unset(o.adamw_for_count != 0, "adamw_for", kMuon);
+    expect_unset(o.without_nesterov, "without_nesterov", kMuon);
+    expect_unset(o.original_scale, "original_scale", kMuon);
+  }
   if (o.ema_decay != 0) to.ema = weft::Ema::Options{.decay = o.ema_decay, .warm_up = o.ema_warm_up};
   return to;
 }

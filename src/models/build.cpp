@@ -67,6 +67,88 @@ void expect_exact(Module& model, const BuildOptions& options, const ParallelMode
   expect_exact(model, built.stages ? built.mesh_of_stage() : built.mesh);
 }
 
+// Throws if an option is set that no other option makes anybody read.
+void expect_options_read(const BuildOptions& o) {
+  const BuildOptions usual;
+  struct Option {
+    const char* name;
+    bool is_set;
+    std::string value = "set";
+  };
+  const auto expect_none = [](const char* needs, std::initializer_list<Option> options) {
+    for (const Option& option : options)
+      if (option.is_set)
+        throw Error(ErrorCode::bad_argument,
+                    fmt::format("build_parallel_model: options.{} is {}; it needs {}", option.name,
+                                option.value, needs));
+  };
+  const auto shown = [](bool flag) { return flag ? "true" : "false"; };
+  if (!o.float8) {
+    const Float8Options &f = o.float8_options, &none = usual.float8_options;
+    expect_none("options.float8, which names no recipe",
+                {{"float8_options.scales", f.scales != none.scales, "whole"},
+                 {"float8_options.not_finite", f.not_finite != none.not_finite, "propagate"},
+                 {"float8_options.filter.only", !f.filter.only.empty()},
+                 {"float8_options.filter.except", !f.filter.except.empty()},
+                 {"float8_options.filter.least_elements", f.filter.least_elements != 0,
+                  std::to_string(f.filter.least_elements)},
+                 {"float8_options.filter.left_out", f.filter.left_out != none.filter.left_out}});
+  }
+  if (o.data == DataForm::ddp) {
+    const FullyShardOptions &s = o.sharding, &none = usual.sharding;
+    const auto* const whole = std::get_if<bool>(&s.reshard_after_forward);
+    const auto* const ranks = std::get_if<int>(&s.reshard_after_forward);
+    const auto dtype = [&](const char* of, DType is, DType normal) {
+      return Option{of, is != normal, std::string(name(is))};
+    };
+    expect_none("options.data fsdp, and that is ddp",
+                {{"sharding.blocks", !s.blocks.empty()},
+                 dtype("sharding.precision.param", s.precision.param, none.precision.param),
+                 dtype("sharding.precision.activations", s.precision.activations, none.precision.activations),
+                 dtype("sharding.precision.output", s.precision.output, none.precision.output),
+                 dtype("sharding.precision.reduce", s.precision.reduce, none.precision.reduce),
+                 {"sharding.precision.cast_inputs", !s.precision.cast_inputs, "false"},
+                 {"sharding.reshard_after_forward", s.reshard_after_forward != none.reshard_after_forward,
+                  whole != nullptr ? shown(*whole) : std::to_string(*ranks)},
+                 {"sharding.prefetch", !s.prefetch, "false"},
+                 {"sharding.unused", s.unused != none.unused, "zeros"},
+                 {"sharding.cut_already", static_cast<bool>(s.cut_already)},
+                 {"sharding.float8", s.float8 != nullptr},
+                 {"sharding.only", !s.only.empty()}});
+  } else {
+    const GradientReducerOptions &r = o.reducer, &none = usual.reducer;
+    expect_none(
+        "options.data ddp, and that is fsdp",
+        {{"reducer.bucket_bytes", r.bucket_bytes != none.bucket_bytes, std::to_string(r.bucket_bytes)},
+         {"reducer.unused", r.unused != none.unused, "zeros"},
+         {"reducer.compute", r.compute != nullptr},
+         {"reducer.hook", !r.hook.name.empty(), fmt::format("\"{}\"", r.hook.name)}});
+  }
+  if (o.pipeline_axis.empty()) {
+    const PipelineForm &p = o.pipeline, &none = usual.pipeline;
+    expect_none("options.pipeline_axis, which is empty",
+                {{"pipeline.kind", p.kind != none.kind, std::string(name(p.kind))},
+                 {"pipeline.stages_per_rank", p.stages_per_rank != none.stages_per_rank,
+                  std::to_string(p.stages_per_rank)},
+                 {"pipeline.schedule", p.schedule.has_value(),
+                  p.schedule ? fmt::format("\"{}\"", p.schedule->name) : std::string()},
+                 {"pipeline.weights", !p.weights.empty()},
+                 {"pipeline.keep_weights", p.keep_weights != none.keep_weights, shown(p.keep_weights)}});
+  }
+  if (o.domain_axes.empty())
+    expect_none("options.domain_axes, which is empty", {{"domain.dims", o.domain.dims != usual.domain.dims},
+                                                        {"domain.rules", !o.domain.rules.empty()}});
+  if (o.domain.data)
+    throw Error(
+        ErrorCode::bad_argument,
+        "build_parallel_model: options.domain.data is set; expected none, since options.data_axis names "
+        "the axes of samples");
+  if (o.ac.mode == AcMode::none)
+    expect_none(
+        "options.ac.mode full or selective, and that is none",
+        {{"ac.modules", !o.ac.modules.empty()}, {"ac.compare_outputs", o.ac.compare_outputs, "true"}});
+}
+
 }  // namespace
 
 void ParallelModel::set_trainable(std::span<Parameter* const> these, bool trainable) {
@@ -157,6 +239,7 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
   };
   if (!recipe_.build) refuse(fmt::format("recipe \"{}\" has no build; expected a function", recipe_.name));
   if (options_.compile_model) refuse("compile_model is true; weft has no compiler, and its layers need none");
+  expect_options_read(options_);
   if (!recipe_.tokens && !(options_.tensor == TransformerPlanOptions{}))
     refuse(fmt::format("options.tensor is for models of tokens; recipe \"{}\" has none", recipe_.name));
   mesh_ = recipe_.divide ? recipe_.divide(mesh, options_.tensor_axis) : mesh;

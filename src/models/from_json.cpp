@@ -810,6 +810,8 @@ Trainer::Options trainer_options_from_json(std::string_view text) {
   if (f.find("ema") != nullptr) {
     o.ema.emplace().warm_up = warm_up;
     f.get("ema", o.ema->decay);
+  } else if (warm_up) {
+    f.wrong("ema_warm_up", "a decay in ema");
   }
   f.done("options of a trainer");
   return o;

@@ -177,9 +177,13 @@ Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
   if (options.loss_scale) scaler_.emplace(*options.loss_scale);
   has_batch_norm_ = has_batch_norm(*model.model);
   options.freeze.check(model.model->parameters());
+  if (!model.trained_by.expired())
+    wrong("the model has a Trainer already; expected its end before another begins, or another model");
   freeze_at(0);
   make_optimizer_of_model();
   if (options.ema) ema_ = std::make_unique<Ema>(compute, model.parameters(), *options.ema);
+  claim_ = std::make_shared<char>();
+  model.trained_by = claim_;
 }
 
 // In a pipeline patterns must match a parameter of some stage; this rank's optimizer gets those that match

@@ -166,7 +166,7 @@ Optimizer::Swapped::~Swapped() {
 void AdamW::Options::check() const {
   check_option("beta1", beta1, 1);
   check_option("beta2", beta2, 1);
-  check_option("eps", eps, kNoLimit);
+  check_eps("eps", eps);
   check_option("weight_decay", weight_decay, kNoLimit);
 }
 
@@ -239,7 +239,7 @@ void ScheduleFreeAdamW::Options::check() const {
   if (!(beta1 > 0 && beta1 < 1))
     bad_optimizer(fmt::format("beta1 is {}; expected more than 0, and less than 1", beta1));
   check_option("beta2", beta2, 1);
-  check_option("eps", eps, kNoLimit);
+  check_eps("eps", eps);
   check_option("weight_decay", weight_decay, kNoLimit);
 }
 

@@ -32,6 +32,12 @@ inline void check_option(std::string_view name, double value, double below) {
                               std::isfinite(below) ? fmt::format(", and less than {}", below) : ""));
 }
 
+/// Throws unless the value is above 0 in f32: steps add it to roots that may be 0, and 0 / 0 is no number.
+inline void check_eps(std::string_view name, double value) {
+  if (!(static_cast<float>(value) > 0 && std::isfinite(value)))
+    bad_optimizer(fmt::format("{} is {}; expected a finite number that is above 0 in f32", name, value));
+}
+
 /// Throws if `what` has a pattern that matches none of the parameters.
 inline void expect_patterns_match(std::string_view what, const std::vector<std::string>& patterns,
                                   const std::vector<Parameter*>& parameters) {

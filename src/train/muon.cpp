@@ -73,9 +73,8 @@ void Muon::Options::check() const {
   check_option("weight_decay", weight_decay, kNoLimit);
   check_option("adamw_beta1", adamw_beta1, 1);
   check_option("adamw_beta2", adamw_beta2, 1);
-  check_option("adamw_eps", adamw_eps, kNoLimit);
-  if (!(eps > 0 && std::isfinite(eps)))
-    bad_optimizer(fmt::format("eps is {}; expected a finite number above 0", eps));
+  check_eps("adamw_eps", adamw_eps);
+  check_eps("eps", eps);
   if (iterations < 1 || iterations > 100)
     bad_optimizer(fmt::format("iterations is {}; expected 1 to 100", iterations));
 }

@@ -700,6 +700,14 @@ static void averages(rank_args* a) {
   CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
               "ema: decay is 1; expected 0 or more, and less than 1");
   with.ema_decay = 0;
+  with.ema_warm_up = true;
+  CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
+              "weft_trainer_create: options->ema_warm_up is set; it needs an ema_decay");
+  with.ema_warm_up = false;
+  with.without_nesterov = true;
+  CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
+              "weft_trainer_create: options->without_nesterov is set; it needs options->optimizer WEFT_MUON");
+  with.without_nesterov = false;
   with.z_loss = -1;
   CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
               "cross entropy: z_loss is -1; expected a finite number of 0 or more");
@@ -729,6 +737,10 @@ static void averages(rank_args* a) {
   CHECK_ERROR(weft_trainer_create(p.model, &with, &trainer, &error), WEFT_BAD_ARGUMENT,
               "cross entropy: label_smoothing is -1; expected 0 to 1");
   OK(weft_trainer_create(p.model, NULL, &trainer, &error));
+  weft_trainer* second_trainer = NULL;
+  CHECK_ERROR(weft_trainer_create(p.model, NULL, &second_trainer, &error), WEFT_BAD_ARGUMENT,
+              "trainer: the model has a Trainer already; expected its end before another begins, or another "
+              "model");
   CHECK_ERROR(weft_trainer_swap_averages(trainer, false, &error), WEFT_BAD_ARGUMENT,
               "weft_trainer_swap_averages: trainer has no averages; expected one made with an ema_decay");
   weft_trainer_destroy(trainer);
@@ -1280,7 +1292,7 @@ static void refuses_trainers(weft_model* model) {
   REFUSED(TRAINER(), "optimizer: beta1 is 1; expected 0 or more, and less than 1");
   o.beta1 = 0.9;
   o.eps = NAN;
-  REFUSED(TRAINER(), "optimizer: eps is nan; expected 0 or more");
+  REFUSED(TRAINER(), "optimizer: eps is nan; expected a finite number that is above 0 in f32");
   o.eps = 1e-8;
   o.weight_decay = -1;
   REFUSED(TRAINER(), "optimizer: weight_decay is -1; expected 0 or more");

@@ -492,6 +492,58 @@ TEST(BuildOptions, FrozenParametersTakeNoGradient) {
                 to_string(mesh.shape()) + "; expected two apart");
 }
 
+TEST(BuildOptions, OptionsThatNothingReadsAreNamed) {
+  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 1}, {"tp", 1}});
+    Compute compute(rank.context, 1);
+    const auto refused = [&](const std::string& text, auto&& set) {
+      BuildOptions options;
+      set(options);
+      EXPECT_EQ(test::error_text(ErrorCode::bad_argument,
+                                 [&] { build_parallel_model(small(false), mesh, compute, options); }),
+                "build_parallel_model: options." + text);
+    };
+    const std::string no_recipe = "; it needs options.float8, which names no recipe",
+                      no_fsdp = "; it needs options.data fsdp, and that is ddp",
+                      no_ddp = "; it needs options.data ddp, and that is fsdp",
+                      no_pipeline = "; it needs options.pipeline_axis, which is empty",
+                      no_ac = "; it needs options.ac.mode full or selective, and that is none";
+    refused("float8_options.scales is whole" + no_recipe,
+            [](auto& o) { o.float8_options.scales = Float8Scales::whole; });
+    refused("float8_options.not_finite is propagate" + no_recipe,
+            [](auto& o) { o.float8_options.not_finite = Float8NotFinite::propagate; });
+    refused("float8_options.filter.only is set" + no_recipe,
+            [](auto& o) { o.float8_options.filter.only = {"layers.*"}; });
+    refused("float8_options.filter.least_elements is 7" + no_recipe,
+            [](auto& o) { o.float8_options.filter.least_elements = 7; });
+    refused("sharding.precision.reduce is bf16" + no_fsdp,
+            [](auto& o) { o.sharding.precision.reduce = DType::bf16; });
+    refused("sharding.precision.param is bf16" + no_fsdp,
+            [](auto& o) { o.sharding.precision.param = DType::bf16; });
+    refused("sharding.blocks is set" + no_fsdp, [](auto& o) { o.sharding.blocks = {"layers.*"}; });
+    refused("sharding.reshard_after_forward is false" + no_fsdp,
+            [](auto& o) { o.sharding.reshard_after_forward = false; });
+    refused("sharding.reshard_after_forward is 2" + no_fsdp,
+            [](auto& o) { o.sharding.reshard_after_forward = 2; });
+    refused("sharding.unused is zeros" + no_fsdp, [](auto& o) { o.sharding.unused = Unused::zeros; });
+    refused("reducer.bucket_bytes is 64" + no_ddp,
+            [](auto& o) { o.data = DataForm::fsdp, o.reducer.bucket_bytes = 64; });
+    refused("reducer.unused is zeros" + no_ddp,
+            [](auto& o) { o.data = DataForm::fsdp, o.reducer.unused = Unused::zeros; });
+    refused("pipeline.kind is gpipe" + no_pipeline, [](auto& o) { o.pipeline.kind = PipelineKind::gpipe; });
+    refused("pipeline.stages_per_rank is 2" + no_pipeline, [](auto& o) { o.pipeline.stages_per_rank = 2; });
+    refused("pipeline.weights is set" + no_pipeline, [](auto& o) { o.pipeline.weights = {1}; });
+    refused("pipeline.keep_weights is false" + no_pipeline, [](auto& o) { o.pipeline.keep_weights = false; });
+    refused("domain.dims is set; it needs options.domain_axes, which is empty", [](auto& o) {
+      o.domain.dims = {3, 2};
+    });
+    refused("domain.data is set; expected none, since options.data_axis names the axes of samples",
+            [&](auto& o) { o.domain.data = mesh["dp"]; });
+    refused("ac.modules is set" + no_ac, [](auto& o) { o.ac.modules = {"layers.*"}; });
+    refused("ac.compare_outputs is true" + no_ac, [](auto& o) { o.ac.compare_outputs = true; });
+  });
+}
+
 // The same weights, rounded: two ranks that share a model in bf16 stay near one rank in f32.
 TEST(BuildOptions, Bf16WeightsStayNearF32) {
   const TransformerConfig config = small(false);

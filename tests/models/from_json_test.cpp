@@ -312,6 +312,12 @@ TEST(FromJson, Options) {
             (std::vector<std::size_t>{0, 1, 2, 3, 4}));
 }
 
+TEST(FromJson, AWarmUpOfAveragesNeedsThem) {
+  expect_error(ErrorCode::bad_argument, "options: ema_warm_up is true; expected a decay in ema",
+               [] { return trainer_options_from_json(R"({"ema_warm_up": true})").seed; });
+  EXPECT_FALSE(trainer_options_from_json(R"({"ema_warm_up": false})").ema);
+}
+
 TEST(FromJson, ErrorsOfOptions) {
   const auto build = [](const std::string& text, const std::string& error) {
     expect_error(ErrorCode::bad_argument, error, [&] { return build_options_from_json(text).seed; });

@@ -469,16 +469,18 @@ TEST(Recipe, OutputsOfAnyMesh) {
 // A Trainer that ends between backward() and update() leaves no gradients to the next one.
 TEST(Recipe, ATrainerLeavesNoGradientsBehind) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
-    Training training(rank, classifier(), {{"dp", 2}, {"tp", 1}}, {.seed = 3});
-    const Batch batch = pictures_of(rank.context, training.built, 0);
-    std::optional<Trainer> first(std::in_place, training.built, training.compute,
-                                 Trainer::Options{.seed = 1});
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
+    ParallelModel built = build_parallel_model(classifier(), mesh, compute, {.seed = 3});
+    const Batch batch = pictures_of(rank.context, built, 0);
+    std::optional<Trainer> first(std::in_place, built, compute, Trainer::Options{.seed = 1});
     const double norm = first->step({&batch, 1}, 0).grad_norm;
     first->backward({&batch, 1});
-    EXPECT_TRUE(training.built.parameters()[0]->has_gradient());
+    EXPECT_TRUE(built.parameters()[0]->has_gradient());
     first.reset();
-    for (const Parameter* p : training.built.parameters()) EXPECT_FALSE(p->has_gradient()) << p->path();
-    EXPECT_EQ(training.trainer.step({&batch, 1}, 0).grad_norm, norm);
+    for (const Parameter* p : built.parameters()) EXPECT_FALSE(p->has_gradient()) << p->path();
+    Trainer second(built, compute, {.seed = 1});
+    EXPECT_EQ(second.step({&batch, 1}, 0).grad_norm, norm);
   });
 }
 

@@ -105,6 +105,27 @@ TEST(Trainer, AStepIsItsParts) {
     });
 }
 
+TEST(Trainer, AModelHasOneTrainerAtATime) {
+  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
+    Compute compute(rank.context, 1);
+    ParallelModel model =
+        build_parallel_model(small(), DeviceMesh(rank.group(), {{"dp", 1}, {"tp", 1}}), compute, {});
+    const auto another = [&] { weft::Trainer trainer(model, compute, {}); };
+    {
+      weft::Trainer first(model, compute, {});
+      const std::string text =
+          "trainer: the model has a Trainer already; expected its end before another begins, or another "
+          "model";
+      EXPECT_EQ(test::error_text(ErrorCode::bad_argument, another), text);
+      const weft::Trainer moved(std::move(first));
+      EXPECT_EQ(test::error_text(ErrorCode::bad_argument, another), text);
+    }
+    another();
+    EXPECT_THROW(weft::Trainer(model, compute, {.max_norm = -1}), Error);
+    another();  // what was not made has no claim
+  });
+}
+
 // Held-out batches: the mean over all tokens of all ranks, without smoothing; the training goes on as
 // without.
 TEST(Trainer, EvaluatesHeldOutBatches) {
@@ -525,14 +546,16 @@ TEST(Trainer, LogitsOfAWrongBatchAreAnErrorOnAllTensorRanks) {
 TEST(Trainer, ANormThatIsNotFiniteIsAnErrorOrSkipped) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Built built(rank, {{"dp", 2}, {"tp", 1}});
-    Trainer skips(built.model, built.compute, {.max_norm = 0, .non_finite = NonFinite::skip}),
-        refuses(built.model, built.compute, {.max_norm = 0});
+    std::optional<Trainer> skips;
+    skips.emplace(built.model, built.compute, Trainer::Options{.max_norm = 0, .non_finite = NonFinite::skip});
     const Rows rows(0, built.first(), built.rows());
     Parameter& norm = *built.model.model->parameter("norm.weight");
     norm.write_master().f32()[0] = std::numeric_limits<float>::infinity();
-    const Trainer::Result result = skips.step({&rows.batch, 1}, 0.01);
+    const Trainer::Result result = skips->step({&rows.batch, 1}, 0.01);
     EXPECT_TRUE(result.skipped);
-    EXPECT_EQ(skips.steps(), 1);
+    EXPECT_EQ(skips->steps(), 1);
+    skips.reset();
+    Trainer refuses(built.model, built.compute, {.max_norm = 0});
     EXPECT_EQ(error_of([&] { refuses.step({&rows.batch, 1}, 0.01); }).code(), ErrorCode::bad_argument);
     norm.write_master().f32()[0] = 1;
     EXPECT_FALSE(refuses.step({&rows.batch, 1}, 0.01).skipped) << "an error leaves nothing behind";

@@ -99,6 +99,18 @@ TEST_F(SampleTest, ReadsAStepAndAMixtureOfExperts) {
   EXPECT_THAT(exported.err, HasSubstr("is of a mixture of experts, which has no form of a Llama"));
 }
 
+TEST_F(SampleTest, AveragesThatARunHasNotAreNamed) {
+  const Ran trained = run({"train", "--text", file("text"),  "--dim",      "16",  "--layers", "1", "--heads",
+                           "2",     "--ffn",  "16",          "--seq",      "16",  "--batch",  "2", "--steps",
+                           "1",     "--save", file("plain"), "--progress", "none"});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const Ran refused = run({"sample", file("plain"), "--average"});
+  EXPECT_NE(refused.status, 0);
+  EXPECT_THAT(refused.err, HasSubstr("--average: \"" + file("plain") +
+                                     "/step-00000001\" has no averages; "
+                                     "expected a run of weft train --ema"));
+}
+
 TEST_F(SampleTest, HasTheSameTextOnEachMesh) {
   const Words words{"--prompt", "the ", "--temperature", "2", "--exact", "--tokens", "40", "--seed", "3"};
   const auto with = [&](Words more) {

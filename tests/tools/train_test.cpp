@@ -837,6 +837,8 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--ranks", "4", "--dp", "3"}, "dp=3");
   expect({"--ranks", "4", "--dp", "3", "--tp", "1"}, "mesh: dp=3 x tp=1 = 3 ranks; the group has 4");
   expect({"--pp", "0"}, "pp is 0; expected 1 or more");
+  expect({"--pipeline", "gpipe"}, "pipeline is \"gpipe\" with pp 1; expected pp of 2 or more");
+  expect({"--stages-per-rank", "2"}, "stages-per-rank is 2 with pp 1; expected pp of 2 or more");
   expect({"--ranks", "2", "--pp", "2", "--exact", "--data", "fsdp"},
          "pp is 2 with --exact and --data fsdp or hsdp; a pipeline does not support that");
   expect({"--ranks", "2", "--pp", "2", "--pipeline", "2f2b"},

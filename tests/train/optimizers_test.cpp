@@ -342,10 +342,18 @@ TEST(Optimizers, NameGroupsAndOptionsThatAreWrong) {
             "optimizer: beta2 is 1.5; expected 0 or more, and less than 1");
   EXPECT_EQ(text(ScheduleFreeAdamW::Options{.beta1 = 0}),
             "optimizer: beta1 is 0; expected more than 0, and less than 1");
-  EXPECT_EQ(text(ScheduleFreeAdamW::Options{.eps = -1}), "optimizer: eps is -1; expected 0 or more");
+  EXPECT_EQ(text(ScheduleFreeAdamW::Options{.eps = -1}),
+            "optimizer: eps is -1; expected a finite number that is above 0 in f32");
+  EXPECT_EQ(text(AdamW::Options{.eps = 0}),
+            "optimizer: eps is 0; expected a finite number that is above 0 in f32");
+  EXPECT_EQ(text(AdamW::Options{.eps = 1e-60}),
+            "optimizer: eps is 1e-60; expected a finite number that is above 0 in f32");
+  EXPECT_EQ(text(Muon::Options{.adamw_eps = 0}),
+            "optimizer: adamw_eps is 0; expected a finite number that is above 0 in f32");
   EXPECT_EQ(text(Muon::Options{.momentum = 1}),
             "optimizer: momentum is 1; expected 0 or more, and less than 1");
-  EXPECT_EQ(text(Muon::Options{.eps = 0}), "optimizer: eps is 0; expected a finite number above 0");
+  EXPECT_EQ(text(Muon::Options{.eps = 0}),
+            "optimizer: eps is 0; expected a finite number that is above 0 in f32");
   EXPECT_EQ(text(Muon::Options{.iterations = 0}), "optimizer: iterations is 0; expected 1 to 100");
   EXPECT_EQ(text(Muon::Options{.adamw_for = {"head"}}),
             "optimizer: adamw_for has the pattern \"head\", which matches no parameter");

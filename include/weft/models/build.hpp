@@ -74,6 +74,9 @@ struct PipelineForm {
   bool keep_weights = true;
 };
 
+/// An option that nothing reads, because another option is missing, is an error:
+/// `build_parallel_model: options.pipeline.stages_per_rank is 2; it needs options.pipeline_axis, which is
+/// empty`.
 struct BuildOptions {
   std::string data_axis = "dp", tensor_axis = "tp";
   /// A second data axis, over which batches are also divided. Empty: there is none.
@@ -93,7 +96,7 @@ struct BuildOptions {
   PipelineForm pipeline = {};
   /// The axes that cut maps in space, one or two: the first cuts the height. Empty: none.
   std::vector<std::string> domain_axes = {};
-  DomainOptions domain = {};  ///< of domain_axes; its `data` is not read
+  DomainOptions domain = {};  ///< of domain_axes; without its `data`, which is data_axis
   std::uint64_t seed = 0;
   Memory weights = Memory::local;
   /// The dtype in which layers read the parameters: f32, or bf16 with masters in f32.
@@ -157,6 +160,7 @@ struct ParallelModel {
   std::unique_ptr<FullySharded> sharded;     ///< of DataForm::fsdp
   Exact exact = Exact::no;                   ///< of BuildOptions
   BuildOptions options;                      ///< with which it was built
+  std::weak_ptr<const void> trained_by;      ///< expired: no Trainer has this model
   std::uint64_t recipe_digest = 0;           ///< of the Recipe's name and description, and of the parameters
   /// In exact mode: refuses a training pass of a program's own loop without Pass::exact.
   HookHandle passes_are_exact;

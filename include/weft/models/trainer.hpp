@@ -104,8 +104,8 @@ class Trainer {
   };
 
   /// `model`, and the `compute` with which it was built, must outlive the trainer. No communication. Throws
-  /// bad_argument if an option is out of range, if the model has no loss, and for label_smoothing or z_loss
-  /// if its loss is no CrossEntropy.
+  /// bad_argument if an option is out of range, if the model has no loss, for label_smoothing or z_loss if
+  /// its loss is no CrossEntropy, and if another Trainer of the model exists: two would mix their gradients.
   Trainer(ParallelModel& model, Compute& compute, const Options& options);
   /// Drops the gradients of a backward(), as discard() does.
   ~Trainer() {
@@ -265,9 +265,10 @@ class Trainer {
   std::int64_t steps_ = 0;
   Calls calls_;
   std::optional<LossScaler> scaler_;
-  std::unique_ptr<Ema> ema_;       // null: none
-  bool finite_ = true;             // whether scaler_ found the gradients of pending_ finite
-  std::optional<Result> pending_;  // the step of a backward() whose gradients the trainer still has
+  std::unique_ptr<Ema> ema_;           // null: none
+  bool finite_ = true;                 // whether scaler_ found the gradients of pending_ finite
+  std::shared_ptr<const void> claim_;  // on the model, as long as this exists
+  std::optional<Result> pending_;      // the step of a backward() whose gradients the trainer still has
 };
 
 }  // namespace weft

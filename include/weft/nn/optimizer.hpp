@@ -147,8 +147,8 @@ class Optimizer {
 class AdamW : public Optimizer {
  public:
   struct Options {
-    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
-    double weight_decay = 0.1;  ///< for parameters with Parameter::decays()
+    double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  ///< eps: above 0, also in f32
+    double weight_decay = 0.1;                     ///< for parameters with Parameter::decays()
     /// Throws bad_argument, naming the option, if an option is out of range.
     void check() const;
   };
@@ -205,7 +205,7 @@ class Lion : public Optimizer {
 class ScheduleFreeAdamW : public Optimizer {
  public:
   struct Options {
-    double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< beta1 > 0
+    double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;  ///< beta1 > 0, eps > 0
     double weight_decay = 0.1;                      ///< for parameters with Parameter::decays()
     void check() const;
   };

@@ -214,6 +214,11 @@ int sample(const SampleFlags& flags) {
   build.exact = flags.exact ? Exact::yes : Exact::no;
   ParallelModel model = built_of(config, mesh, compute, build);
   std::optional<Ema> averages;
+  if (flags.average &&
+      std::ranges::none_of(CheckpointReader::open(info.folder).names(),
+                           [](const auto& name) { return name.starts_with("ema.average."); }))
+    bad_sample(fmt::format("--average: \"{}\" has no averages; expected a run of weft train --ema",
+                           info.folder.string()));
   if (flags.average) averages.emplace(compute, model.parameters());
   load_checkpoint(flags.folder, model.mesh, *model.model,
                   TrainingState(nullptr, averages ? &*averages : nullptr));

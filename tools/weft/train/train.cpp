@@ -201,6 +201,14 @@ int stay_spare(ProcessGroup& all, const StopRequest& stop_request) {
   return stop_request.signal();
 }
 
+// Flags of a pipeline are for one. Not in TrainConfig::check(): weft parity gives all meshes the same flags.
+void expect_pipeline_flags_are_read(const TrainConfig& c) {
+  if (c.pp == 1 && c.pipeline != TrainConfig().pipeline)
+    bad_training(fmt::format("pipeline is \"{}\" with pp 1; expected pp of 2 or more", c.pipeline));
+  if (c.pp == 1 && c.stages_per_rank != 0)
+    bad_training(fmt::format("stages-per-rank is {} with pp 1; expected pp of 2 or more", c.stages_per_rank));
+}
+
 int train_on_a_rank(Flags flags) {
   Context context;
   Membership m = Membership::from_env(context);
@@ -214,6 +222,7 @@ int train_on_a_rank(Flags flags) {
     bad_training("--elastic needs --ranks, or weft run --elastic");
   }
   const int used = elastic ? fit_mesh(config, m.size) : m.size;
+  expect_pipeline_flags_are_read(config);
   config.check(used);  // before anybody is met: a wrong flag ends every rank at once
   SaveFolder found;
   if (!flags.save.empty()) found = look_at_save_folder(flags.save, config, flags.resume, flags.overwrite);
@@ -331,6 +340,7 @@ int train_on_a_rank(Flags flags) {
 
 int start_ranks(const Flags& flags, const std::vector<std::string>& words) {
   expect_no_rank("train");
+  expect_pipeline_flags_are_read(flags.config);
   LaunchOptions options{.ranks = flags.ranks, .tag_output = false};
   TrainConfig config = flags.config;
   std::string resume = flags.resume;

@@ -51,7 +51,8 @@ BuildOptions build_options(const TrainConfig& config) {
     options.pipeline = config.pipeline_form();
   }
   if (config.float8 != "none") options.float8 = float8_recipe_from_name(config.float8);
-  if (config.exact || config.float8_scales == "whole") options.float8_options.scales = Float8Scales::whole;
+  if (options.float8 && (config.exact || config.float8_scales == "whole"))
+    options.float8_options.scales = Float8Scales::whole;
   if (config.has_experts()) options.expert_axis = "ep";
   if (config.domain > 1) options.domain_axes = {"domain"};
   return options;
