@@ -64,7 +64,7 @@ class Recut {
 
  private:
   static Tensor run(Frame& frame, const Window& window, const Tensor& in, const Shape& shape) {
-    const Tensor out = frame.compute().make(shape, DType::f32, Memory::shared);
+    const Tensor out = frame.compute().make(shape, in.dtype(), Memory::shared);
     window.start(in, out, frame.compute().stream()).finish();
     return out;
   }
@@ -87,7 +87,7 @@ class WindowAttentionPasses final : public MapPasses {
   Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
     auto& attention = dynamic_cast<WindowAttention&>(module);
     const auto& config = attention.config();
-    expect_gradient(module, dy, of_x->local_shape(), of_x);
+    expect_gradient(module, dy, of_x->local_shape(), of_x, as_activation(dy));
     const auto recut = plans_.of(of_x, [&] { return Recut(of_x, config); });
     return {recut->back(frame, attention.backward_part(recut->there(frame, dy), frame, recut->windows)[0])};
   }

@@ -151,7 +151,7 @@ class ConvPasses final : public MapPasses {
     const Conv2dConfig& c = conv.config();
     const Tensors kept = frame.pop(module);
     const auto plan = plan_of(conv, of_x);
-    expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y);
+    expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y, as_activation(dy));
     Fetched seeing = start(frame, plan->seeing.window, dy);
     const Tensor w = conv.spectral_norm() ? conv.spectral_norm()->again(frame, kept) : conv.weight->weight();
     if (conv.bias)

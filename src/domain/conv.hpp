@@ -92,7 +92,7 @@ struct Fetched {
   WindowTransfer transfer;
 };
 inline Fetched start(Frame& frame, const Window& window, const Tensor& maps) {
-  Fetched f{frame.compute().make(window.window_shape(maps.shape()), DType::f32, Memory::shared), {}};
+  Fetched f{frame.compute().make(window.window_shape(maps.shape()), maps.dtype(), Memory::shared), {}};
   f.transfer = window.start(maps, f.window, frame.compute().stream());
   return f;
 }
@@ -103,8 +103,8 @@ inline Tensor fetch(Frame& frame, const Window& window, const Tensor& maps) {
 }
 
 /// Uninitialised maps of this rank, in memory that other ranks can read.
-inline Tensor make_maps(Frame& frame, const LayoutRef& layout) {
-  return frame.compute().make(layout->local_shape(), DType::f32, Memory::shared).with_layout(layout);
+inline Tensor make_maps(Frame& frame, const LayoutRef& layout, DType dtype = DType::f32) {
+  return frame.compute().make(layout->local_shape(), dtype, Memory::shared).with_layout(layout);
 }
 
 /// The part of a map, or of the memory of one, that begins at this row and column.
@@ -117,7 +117,7 @@ View part_of(View map, std::int64_t row, std::int64_t column, const Shape& shape
 /// Copies that part of the map, with this layout, to new memory.
 inline Tensor cut_out(Frame& frame, const Tensor& map, std::int64_t row, std::int64_t column,
                       const LayoutRef& layout) {
-  const Tensor out = make_maps(frame, layout);
+  const Tensor out = make_maps(frame, layout, map.dtype());
   if (out.count() > 0)
     copy(frame.compute().context(), part_of(ConstTensorView(map), row, column, out.shape()), out.view(),
          frame.compute().stream());

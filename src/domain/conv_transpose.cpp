@@ -54,7 +54,7 @@ class ConvTransposePasses final : public MapPasses {
     auto& conv = dynamic_cast<ConvTranspose2d&>(module);
     const Tensor x = frame.pop(module)[0];
     const auto plan = plan_of(conv, x.layout());
-    expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y);
+    expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y, as_activation(dy));
     Fetched seen = start(frame, plan->seen.window, dy);
     const kernels::UnfoldShape shape = plan->seen.shape(plan->k.shape(conv.config().out));
     const Tensor& w = conv.weight->weight();

@@ -23,6 +23,7 @@ LayoutRef rows_of(const LayoutRef& y) {
 Tensors MapSquaredError::do_forward(Inputs inputs, Frame& frame) {
   if (inputs.size() != 3) expect_count(inputs, 2, "inputs");
   const Tensor &y = inputs[0], &target = inputs[1];
+  expect_dtype(layouts::named(*this, "y"), y, DType::f32);
   maps::expect_map(*this, y);
   layouts::expect_whole(layouts::named(*this, "y"), y, "a loss", false);
   const TensorName of_target = layouts::named(*this, "target");

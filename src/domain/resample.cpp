@@ -50,7 +50,7 @@ struct Resampled {
         columns(std::move(columns_in), parts_of(of_out, kWidth)),
         window(of_in, {rows.window(), columns.window()}) {}
   Tensor run(Frame& frame, const Tensor& in) const {
-    const Tensor seen = fetch(frame, window, in), out = make_maps(frame, of_out);
+    const Tensor seen = widened(frame, fetch(frame, window, in)), out = make_maps(frame, of_out);
     kernels::resample(
         frame.kernels(), seen.data_ptr<float>(), out.data_ptr<float>(),
         {out.size(0) * out.size(1), seen.size(kHeight), seen.size(kWidth), rows.own(), columns.own()});
@@ -70,7 +70,7 @@ class ResamplingPasses final : public MapPasses {
   }
   Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
     const auto plan = plan_of(module, of_x);
-    expect_gradient(module, dy, plan->there.of_out->local_shape(), plan->there.of_out);
+    expect_gradient(module, dy, plan->there.of_out->local_shape(), plan->there.of_out, as_activation(dy));
     return {plan->back.run(frame, dy)};
   }
 
@@ -100,7 +100,7 @@ class MaxPoolPasses final : public MapPasses {
     const auto plan = plan_of(module, x.layout());
     const Sliding &height = plan->height, &width = plan->width;
     const Parts &rows = plan->rows, &columns = plan->columns;
-    const Tensor window = fetch(frame, plan->seen, x), y = make_maps(frame, plan->of_y);
+    const Tensor window = widened(frame, fetch(frame, plan->seen, x)), y = make_maps(frame, plan->of_y);
     const Tensor place = frame.compute().make(y.shape(), DType::i32, Memory::shared).with_layout(plan->of_y);
     const IndexRange seen_rows = within(height, rows.own()), seen_columns = within(width, columns.own());
     kernels::max_pool_forward(
@@ -115,21 +115,22 @@ class MaxPoolPasses final : public MapPasses {
 
   Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
     const Tensor place = frame.pop(module)[0];
-    expect_gradient(module, dy, place.shape(), place.layout());
+    expect_gradient(module, dy, place.shape(), place.layout(), as_activation(dy));
     const auto plan = plan_of(module, of_x);
     const Sliding &height = plan->height, &width = plan->width;
     const Parts &rows = plan->seeing.rows, &columns = plan->seeing.columns;
     const Window& window = plan->seeing.window;
     // Gradients and places go in one message.
     const Shape wide = window.window_shape(dy.shape());
-    const Tensor all_dy = frame.compute().make(wide, DType::f32, Memory::shared),
+    const Tensor all_dy = frame.compute().make(wide, dy.dtype(), Memory::shared),
                  all_places = frame.compute().make(wide, DType::i32, Memory::shared);
     const WindowField fields[] = {{dy, all_dy}, {place, all_places}};
     window.start(fields, frame.compute().stream()).finish();
     const Tensor dx = make_maps(frame, of_x);
     const IndexRange from_rows = height.seeing(rows.own()), from_columns = width.seeing(columns.own());
     kernels::max_pool_backward(
-        frame.kernels(), all_dy.data_ptr<float>(), all_places.data_ptr<std::int32_t>(), dx.data_ptr<float>(),
+        frame.kernels(), widened(frame, all_dy).data_ptr<float>(), all_places.data_ptr<std::int32_t>(),
+        dx.data_ptr<float>(),
         {dx.size(0) * dx.size(1), dx.size(kHeight), dx.size(kWidth), height.kernel, width.kernel,
          height.stride, width.stride, height.padding + rows.own().lo - from_rows.lo * height.stride,
          width.padding + columns.own().lo - from_columns.lo * width.stride, height.dilation, width.dilation,
@@ -191,7 +192,7 @@ class PixelShufflePasses final : public MapPasses {
   Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
     const std::int64_t f = dynamic_cast<const PixelShuffle&>(module).factor();
     const auto plan = plan_of(f, of_x);
-    expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y);
+    expect_gradient(module, dy, plan->of_y->local_shape(), plan->of_y, as_activation(dy));
     const Tensor window = fetch(frame, plan->made, dy);
     const Shape seen{window.size(0), window.size(1), window.size(kHeight) / f, f, window.size(kWidth) / f, f};
     return {permuted(frame, window, seen, {0, 1, 3, 5, 2, 4}, of_x->local_shape(), of_x, Memory::shared)};

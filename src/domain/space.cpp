@@ -83,6 +83,7 @@ Tensors MapPasses::forward(Module& module, Inputs inputs, Frame& frame) const {
                             layouts::named(module, "x").text(), to_string(axes_.shape())));
   const bool cut = inputs.size() == 1 && cut_in_space(inputs[0].layout());
   Tensors y = cut ? forward_cut(module, inputs[0], frame) : own_forward(module, inputs, frame);
+  if (cut) y[0] = weft::cast(frame, y[0], inputs[0].dtype());
   // Backward needs this to do the same as forward, whatever dy is.
   if (frame.keeps()) frame.push(module, cut ? Tensors{maps::shape_alone(frame, inputs[0])} : Tensors{});
   return y;
@@ -94,7 +95,8 @@ Tensors MapPasses::backward(Module& module, Inputs gradients, Frame& frame) cons
   if (gradients.size() != 1)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("\"{}\": got {} gradients; expected 1", module.path(), gradients.size()));
-  return backward_cut(module, gradients[0], of_x[0].layout(), frame);
+  const Tensor dx = backward_cut(module, gradients[0], of_x[0].layout(), frame)[0];
+  return {weft::cast(frame, dx, gradients[0].dtype())};
 }
 
 }  // namespace weft::domain

@@ -53,7 +53,8 @@ LayoutRef like(const LayoutRef& x, std::int64_t channels, std::int64_t height, s
 Tensor as_samples(const Tensor& local, const LayoutRef& x);
 
 /// The passes of a layer with one map x, if x is sharded in space. A replicated map goes to the layer's own
-/// code. A plain x is an error, because weft cannot know whether it is whole or a part.
+/// code. A plain x is an error, because weft cannot know whether it is whole or a part. x and dy may be bf16:
+/// windows on them are bf16, and results in f32 are rounded to their dtype.
 class MapPasses : public Passes {
  public:
   explicit MapPasses(const DeviceMesh& axes) : axes_(axes) {}

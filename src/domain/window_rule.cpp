@@ -62,13 +62,15 @@ class WindowPasses final : public MapPasses {
     const Shape shape = maps::shape_kept(made);
     const auto plan = plan_of(module, of_x);
     const LayoutRef layout = of_y(*plan, shape[1]);
-    expect_gradient(module, dy, layout->local_shape(), layout);
-    const Tensor dmade = frame.compute().zeros(shape).with_layout(made.layout());
+    expect_gradient(module, dy, layout->local_shape(), layout, as_activation(dy));
+    const Tensor zeros = frame.compute().zeros(shape).with_layout(made.layout());
+    const Tensor dmade = weft::cast(frame, zeros, dy.dtype());
     if (dy.count() > 0)
       copy(frame.compute().context(), dy,
            part_of(dmade.view(), plan->rows.skipped(), plan->columns.skipped(), dy.shape()),
            frame.compute().stream());
-    const Tensor dwindow = own_backward(module, dmade, frame)[0], dx = make_maps(frame, of_x);
+    const Tensor dwindow = widened(frame, own_backward(module, dmade, frame)[0], Memory::shared),
+                 dx = make_maps(frame, of_x);
     plan->seen.adjoint(dwindow, dx);
     return {dx};
   }

@@ -99,8 +99,9 @@ kernels::ResampleShape padding_of(const Conv2dConfig& c, const Tensor& x) {
   return {x.size(0) * x.size(1), x.size(2), x.size(3), taps(x.size(2), c.padding.height),
           taps(x.size(3), c.padding.width)};
 }
-Tensor padded(Frame& frame, const Conv2dConfig& c, const Tensor& x) {
-  if (!pads(c)) return x;
+Tensor padded(Frame& frame, const Conv2dConfig& c, const Tensor& given) {
+  if (!pads(c)) return given;
+  const Tensor x = widened(frame, given);
   const Tensor wide = frame.compute().make(
       {x.size(0), x.size(1), x.size(2) + 2 * c.padding.height, x.size(3) + 2 * c.padding.width});
   kernels::resample(frame.kernels(), x.data_ptr<float>(), wide.data_ptr<float>(), padding_of(c, x));
@@ -157,7 +158,7 @@ Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
   const TensorName what = layouts::named(*this, "x");
-  expect_dtype(what, x, DType::f32);
+  expect_activation(what, x);
   const Tensor& stored = weight->weight();
   const bool plain = not_plain(config_).empty();
   if (x.shape().rank() != 4)
@@ -192,20 +193,22 @@ Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
                   weight.get());
   if (add_bias_here) conv::add_bias(frame, bias->weight(), y);
   frame.push(*this, std::move(kept));
-  return {y};
+  return {cast(frame, y, x.dtype())};
 }
 
 void Conv2d::finish_forward(Tensors& y, Frame& frame) {
   if (!bias || !row_parallel(*weight)) return;
   expect_bias_fits(*this, y[0], *bias, kChannels);
-  conv::add_bias(frame, bias->weight(), y[0]);
+  const Tensor wide = cast(frame, y[0], DType::f32);
+  conv::add_bias(frame, bias->weight(), wide);
+  y[0] = cast(frame, wide, as_activation(y[0]));
 }
 
 void Conv2d::begin_backward(Inputs dy, Frame& frame) {
   expect_count(dy, 1, "gradients");
   if (!bias || !row_parallel(*weight)) return;
   const TensorName what = layouts::named(*this, "dy");
-  expect_dtype(what, dy[0], DType::f32);
+  expect_activation(what, dy[0]);
   if (dy[0].shape().rank() != 4 || dy[0].size(kChannels) != bias->weight().count())
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected (batch, {}, height, width)", what.text(),
@@ -228,7 +231,7 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
   }
   const Tensor& dy = gradients[0];
   expect_gradient(*this, dy, {batch, out, seen.out_height, seen.out_width},
-                  layouts::gradient_of_output(y_layout));
+                  layouts::gradient_of_output(y_layout), as_activation(dy));
   if (bias && !row_parallel(*weight)) accumulate_map_bias(frame, *bias, dy);
 
   const Tensor dx = frame.compute()
@@ -244,11 +247,11 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
       conv::weight_gradient(f, padded(f, config_, kept[0]), operand, config_.groups, of_wide, dtype, dw, add);
     });
   });
-  if (dy.count() == 0 || x.count() == 0) return {dx};
+  if (dy.count() == 0 || x.count() == 0) return {cast(frame, dx, dy.dtype())};
   const Tensor dwide = pads(config_) ? frame.compute().make({batch, in, of_wide.height, of_wide.width}) : dx;
   conv::spread(frame, operand, w, config_.groups, of_wide, dwide, weight.get());
   if (pads(config_)) add_padding(frame, config_, dwide, dx);
-  return {dx};
+  return {cast(frame, dx, dy.dtype())};
 }
 
 }  // namespace weft

@@ -23,7 +23,7 @@ LayoutRef first_layout(const Tensor& pixels) {
 
 // Throws unless x is (batch, channels, height, width) with whole channels.
 void expect_maps(const TensorName& what, const Tensor& x, std::int64_t channels) {
-  expect_dtype(what, x, DType::f32);
+  expect_activation(what, x);
   if (x.shape().rank() != 4 || x.size(1) != channels)
     throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)",
                                                      what.text(), to_string(x.shape()), channels));

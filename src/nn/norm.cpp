@@ -240,7 +240,7 @@ ChannelNorm::ChannelNorm(std::int64_t channels, double eps) : eps_(eps) {
 Tensors ChannelNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const auto pixels = [](const TensorName& what, const Tensor& x, std::int64_t channels) {
-    expect_dtype(what, x, DType::f32);
+    expect_activation(what, x);
     layouts::expect_whole_dim(what, x, "a norm", 1);
     expect_channels(what, x, channels);
     return Shape{x.size(0), map_shape(x).pixels};
@@ -248,8 +248,11 @@ Tensors ChannelNorm::do_forward(Inputs inputs, Frame& frame) {
   return norm_forward(
       *this, inputs[0], frame, *g, *b, out_memory(), pixels,
       [&](const Tensor& x, const float* gain, const float* bias, const Tensor& y, float* mean, float* inv) {
-        kernels::channel_norm_forward(frame.kernels(), x.data_ptr<float>(), gain, bias, y.data_ptr<float>(),
-                                      mean, inv, map_shape(x), static_cast<float>(eps_));
+        const Tensor wide = widened(frame, x);
+        into_f32(frame, y, [&](float* to) {
+          kernels::channel_norm_forward(frame.kernels(), wide.data_ptr<float>(), gain, bias, to, mean, inv,
+                                        map_shape(x), static_cast<float>(eps_));
+        });
       });
 }
 
@@ -258,9 +261,12 @@ Tensors ChannelNorm::do_backward(Inputs gradients, Frame& frame) {
   return norm_backward(*this, gradients[0], frame, *g, *b, dx_memory(), -1,
                        [&](const Tensor& dy, const Tensor& x, const float* gain, const float* mean,
                            const float* inv, const Tensor& dx, float* dgain, float* dbias) {
-                         kernels::channel_norm_backward(frame.kernels(), dy.data_ptr<float>(),
-                                                        x.data_ptr<float>(), gain, mean, inv,
-                                                        dx.data_ptr<float>(), dgain, dbias, map_shape(x));
+                         const Tensor wide = widened(frame, x), of_y = widened(frame, dy);
+                         into_f32(frame, dx, [&](float* to) {
+                           kernels::channel_norm_backward(frame.kernels(), of_y.data_ptr<float>(),
+                                                          wide.data_ptr<float>(), gain, mean, inv, to, dgain,
+                                                          dbias, map_shape(x));
+                         });
                        });
 }
 
@@ -285,15 +291,18 @@ Tensors GroupNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   if (group_norm::cut(inputs[0])) return {group_norm::forward(*this, inputs[0], frame)};
   const auto groups = [&](const TensorName& what, const Tensor& x, std::int64_t) {
-    expect_dtype(what, x, DType::f32);
+    expect_activation(what, x);
     return Shape{x.size(0), group_norm::checked_groups_of(*this, what, x)};
   };
   return norm_forward(
       *this, inputs[0], frame, *weight, *bias, out_memory(), groups,
       [&](const Tensor& x, const float* w, const float* b, const Tensor& y, float* mean, float* inv) {
-        kernels::group_norm_forward(frame.kernels(), x.data_ptr<float>(), w, b, y.data_ptr<float>(), mean,
-                                    inv, map_shape(x), group_norm::groups_of(*this, x),
-                                    static_cast<float>(eps_));
+        const Tensor wide = widened(frame, x);
+        into_f32(frame, y, [&](float* to) {
+          kernels::group_norm_forward(frame.kernels(), wide.data_ptr<float>(), w, b, to, mean, inv,
+                                      map_shape(x), group_norm::groups_of(*this, x),
+                                      static_cast<float>(eps_));
+        });
       });
 }
 
@@ -304,9 +313,12 @@ Tensors GroupNorm::do_backward(Inputs gradients, Frame& frame) {
   return norm_backward(*this, gradients[0], frame, *weight, *bias, dx_memory(), 1,
                        [&](const Tensor& dy, const Tensor& x, const float* w, const float* mean,
                            const float* inv, const Tensor& dx, float* dw, float* db) {
-                         kernels::group_norm_backward(frame.kernels(), dy.data_ptr<float>(),
-                                                      x.data_ptr<float>(), w, mean, inv, dx.data_ptr<float>(),
-                                                      dw, db, map_shape(x), group_norm::groups_of(*this, x));
+                         const Tensor wide = widened(frame, x), of_y = widened(frame, dy);
+                         into_f32(frame, dx, [&](float* to) {
+                           kernels::group_norm_backward(frame.kernels(), of_y.data_ptr<float>(),
+                                                        wide.data_ptr<float>(), w, mean, inv, to, dw, db,
+                                                        map_shape(x), group_norm::groups_of(*this, x));
+                         });
                        });
 }
 

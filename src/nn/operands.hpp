@@ -97,11 +97,6 @@ inline Tensor rounded_to_bf16(Frame& frame, const Tensor& x, Memory memory = Mem
   return y;
 }
 
-/// x (f32 or bf16) in the dtype of the weight w with which it is multiplied.
-inline Tensor as_operand(Frame& frame, const Tensor& x, const Tensor& w) {
-  return w.dtype() == x.dtype() ? x : rounded_to_bf16(frame, x);
-}
-
 /// Returns whether products of activations with each other are computed in bf16 if the CPU can do so, like
 /// products with the weight w.
 inline bool bf16_products(const Parameter& w) { return w.dtype() == DType::bf16; }
@@ -120,6 +115,25 @@ inline Tensor cast(Frame& frame, const Tensor& x, DType dtype) {
   if (x.dtype() == DType::f32 && dtype == DType::bf16) return rounded_to_bf16(frame, x, memory);
   if (x.dtype() == DType::bf16 && dtype == DType::f32) return widened(frame, x, memory);
   return x;
+}
+
+/// x (f32 or bf16) in the dtype of the weight w with which it is multiplied.
+inline Tensor as_operand(Frame& frame, const Tensor& x, const Tensor& w) {
+  return w.dtype() == DType::bf16 && x.dtype() == DType::f32 ? rounded_to_bf16(frame, x)
+         : w.dtype() == DType::f32                           ? widened(frame, x)
+                                                             : x;
+}
+
+/// The dtype that an activation must have which has the dtype of another one, t: f32 unless that is bf16.
+inline DType as_activation(const Tensor& t) { return t.dtype() == DType::bf16 ? DType::bf16 : DType::f32; }
+
+/// Calls run(p) for the elements of y as f32. If y is bf16, p is other memory, which is rounded into y.
+template <class Run>
+void into_f32(Frame& frame, const Tensor& y, Run&& run) {
+  if (y.dtype() != DType::bf16) return run(y.data_ptr<float>());
+  const Tensor wide = frame.compute().make(y.shape());
+  run(wide.data_ptr<float>());
+  kernels::round_to_bf16(frame.kernels(), wide.data_ptr<float>(), y.data_ptr<bf16>(), y.count());
 }
 
 /// Returns whether the weight's input features, its second dimension, are split: then y is Partial, and the
@@ -149,8 +163,11 @@ inline void expect_bias_fits(const Module& module, const Tensor& y, const Parame
 /// x in the shape `as`, with its dimensions permuted, then in the shape `out`; the result has that layout.
 inline Tensor permuted(Frame& frame, const Tensor& x, const Shape& as, const Dims& order, const Shape& out,
                        const LayoutRef& layout, Memory memory = Memory::local) {
-  const Tensor y = frame.compute().make(out, DType::f32, memory).with_layout(layout);
-  kernels::permute(frame.kernels(), x.data_ptr<float>(), y.data_ptr<float>(), {as, order});
+  const Tensor y = frame.compute().make(out, as_activation(x), memory).with_layout(layout);
+  const Tensor from = widened(frame, x);
+  into_f32(frame, y, [&](float* to) {
+    kernels::permute(frame.kernels(), from.data_ptr<float>(), to, {as, order});
+  });
   return y;
 }
 

@@ -224,7 +224,8 @@ Tensors WindowAttention::forward_windows(const Tensor& x, Frame& frame, const La
   const Tensor bias = compute.make({s.queries, s.keys});
   kernels::embedding_forward(frame.kernels(), rows.data_ptr<std::int64_t>(), table.data_ptr<float>(),
                              bias.data_ptr<float>(), rows.count(), dpb.offsets(), 1);
-  const Tensor out = compute.make(q.shape()).with_layout(q.layout());
+  const Tensor wide_q = widened(frame, q), wide_k = widened(frame, k), wide_v = widened(frame, v);
+  const Tensor out = compute.make(q.shape(), q.dtype()).with_layout(q.layout());
   const auto finish = [&]() -> Tensors {
     const Tensor y = to_out.forward(out, frame)[0];
     return {permuted(frame, y, cut.windows, cut.back, x.shape(),
@@ -233,20 +234,24 @@ Tensors WindowAttention::forward_windows(const Tensor& x, Frame& frame, const La
   if (drops(frame)) {
     const Shape shape{q.size(0), q.size(1), s.heads, s.queries, s.keys};
     const Tensor weights = compute.make(shape).with_layout(of_weights(q.layout(), shape, config_.heads));
-    kernels::attention_weights_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
+    kernels::attention_weights_forward(frame.kernels(), wide_q.data_ptr<float>(), wide_k.data_ptr<float>(),
                                        bias.data_ptr<float>(), weights.data_ptr<float>(), s);
     const LayoutRef of_dropped = part ? of_part(part, q.layout(), config_.heads, s.queries) : nullptr;
     const Tensor dropped =
         dropped_of(frame, weights, of_dropped, [&](const Tensor& t) { return dropout.forward(t, frame)[0]; });
-    kernels::attention_apply_forward(frame.kernels(), dropped.data_ptr<float>(), v.data_ptr<float>(),
-                                     out.data_ptr<float>(), s);
+    into_f32(frame, out, [&](float* to) {
+      kernels::attention_apply_forward(frame.kernels(), dropped.data_ptr<float>(), wide_v.data_ptr<float>(),
+                                       to, s);
+    });
     frame.push(*this, {q, k, v, bias, weights, dropped, table});
     return finish();
   }
   const Tensor softmax = compute.make({s.batch, s.heads, s.queries, kernels::kSoftmaxTerms});
-  kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
-                                  v.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(),
-                                  softmax.data_ptr<float>(), s);
+  into_f32(frame, out, [&](float* to) {
+    kernels::full_attention_forward(frame.kernels(), wide_q.data_ptr<float>(), wide_k.data_ptr<float>(),
+                                    wide_v.data_ptr<float>(), bias.data_ptr<float>(), to,
+                                    softmax.data_ptr<float>(), s);
+  });
   frame.push(*this, {q, k, v, bias, out, softmax, table});
   return finish();
 }
@@ -260,7 +265,7 @@ Tensors WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const 
   Compute& compute = frame.compute();
   const std::int64_t w = config_.window;
   const TensorName what = layouts::named(*this, "dy");
-  expect_dtype(what, dy, DType::f32);
+  expect_activation(what, dy);
   if (dy.shape().rank() != 4 || dy.size(1) != config_.dim || dy.size(2) % w != 0 || dy.size(3) % w != 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected (batch, {}, height, width) in whole windows of {}x{}",
@@ -270,9 +275,10 @@ Tensors WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const 
   const Tensor dwindows =
       permuted(frame, dy, cut.maps, cut.order, windows_shape(dy.shape(), w),
                layouts::with_global(dy.layout(), windows_shape(layouts::global_shape(dy), w)));
-  const Tensor dout = to_out.backward(dwindows, frame)[0];
+  const Tensor dout = widened(frame, to_out.backward(dwindows, frame)[0]);
   const Tensors kept = frame.pop(*this);
-  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &bias = kept[3], &table = kept[6];
+  const Tensor q = widened(frame, kept[0]), k = widened(frame, kept[1]), v = widened(frame, kept[2]),
+               &bias = kept[3], &table = kept[6];
   layouts::expect_same(layouts::named(*this, "d(out)"), dout.layout(), q.layout(), "as out");
   const kernels::FullAttentionShape s = share_of_heads(*this, config_.head_dim, q, k, v);
   const Tensor dq = compute.make(q.shape()).with_layout(q.layout());
@@ -292,7 +298,7 @@ Tensors WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const 
         frame.kernels(), dweights.data_ptr<float>(), weights.data_ptr<float>(), q.data_ptr<float>(),
         k.data_ptr<float>(), dq.data_ptr<float>(), dk.data_ptr<float>(), dbias.data_ptr<float>(), s);
   } else {
-    const Tensor &out = kept[4], &softmax = kept[5];
+    const Tensor out = widened(frame, kept[4]), &softmax = kept[5];
     kernels::full_attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
                                      k.data_ptr<float>(), v.data_ptr<float>(), bias.data_ptr<float>(),
                                      out.data_ptr<float>(), softmax.data_ptr<float>(), dq.data_ptr<float>(),
@@ -303,9 +309,9 @@ Tensors WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const 
   kernels::embedding_backward(frame.kernels(), rows.data_ptr<std::int64_t>(), dbias.data_ptr<float>(),
                               dtable.data_ptr<float>(), rows.count(), dpb.offsets(), 1);
   dpb.backward(dtable, frame);
-  const Tensor through_v = to_v.backward(dv, frame)[0];
-  const Tensor through_k = to_k.backward(dk, frame)[0];
-  const Tensor through_q = to_q.backward(dq, frame)[0];
+  const Tensor through_v = to_v.backward(cast(frame, dv, dy.dtype()), frame)[0];
+  const Tensor through_k = to_k.backward(cast(frame, dk, dy.dtype()), frame)[0];
+  const Tensor through_q = to_q.backward(cast(frame, dq, dy.dtype()), frame)[0];
   const TensorName sum = layouts::named(*this, "d(norm(x))");
   const Tensor dtokens =
       add_tensors(add_tensors(through_v, through_k, compute, sum), through_q, compute, sum);

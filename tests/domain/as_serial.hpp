@@ -35,6 +35,17 @@ inline bool same_bits(const Tensor& a, const Tensor& b) {
 
 /// The largest difference, relative to the largest element of `want`.
 inline double difference(const Tensor& got, const Tensor& want) {
+  if (want.dtype() == DType::bf16) {
+    const auto wide = [](const Tensor& t) {
+      return std::vector<float>(t.as<bf16>().begin(), t.as<bf16>().end());
+    };
+    double most = 1e-30, off = 0;
+    const std::vector<float> a = wide(got), b = wide(want);
+    for (std::size_t i = 0; i < b.size(); ++i)
+      most = std::max(most, std::abs(static_cast<double>(b[i]))),
+      off = std::max(off, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+    return off / most;
+  }
   double largest = 1e-30, worst = 0;
   for (const float f : want.f32()) largest = std::max(largest, std::abs(static_cast<double>(f)));
   for (std::size_t i = 0; i < want.f32().size(); ++i)
@@ -52,21 +63,30 @@ inline double largest_of(const Tensor& t) {
 struct Serial {
   std::unique_ptr<Module> model;
   Tensor x, y, dy, dx;
+  DType dtype = DType::f32;  ///< of weights, maps and their gradients
 };
 
-inline void set_up(Module& model, Compute& compute) {
-  for (Parameter* p : model.parameters()) p->set_init(Normal{0.5});
+inline Tensor rounded(Context& context, const Tensor& t, DType dtype) {
+  if (dtype == DType::f32) return t;
+  Tensor narrow(context, t.shape(), DType::bf16);
+  for (std::size_t i = 0; i < t.f32().size(); ++i) narrow.as<bf16>()[i] = bf16(t.f32()[i]);
+  return narrow;
+}
+
+inline void set_up(Module& model, Compute& compute, DType dtype = DType::f32) {
+  for (Parameter* p : model.parameters()) p->set_init(Normal{0.5}), p->set_dtype(dtype);
   materialise(model, compute);
   initialise(model, 3);
 }
 
-inline Serial run_serial(const MakeModule& make, const Shape& shape, Compute& compute) {
-  Serial s{make(), {}, {}, {}, {}};
-  set_up(*s.model, compute);
-  s.x = random_map(compute.context(), shape, "x");
+inline Serial run_serial(const MakeModule& make, const Shape& shape, Compute& compute,
+                         DType dtype = DType::f32) {
+  Serial s{make(), {}, {}, {}, {}, dtype};
+  set_up(*s.model, compute, dtype);
+  s.x = rounded(compute.context(), random_map(compute.context(), shape, "x"), dtype);
   Frame frame(compute);
   s.y = s.model->forward(s.x, frame)[0];
-  s.dy = random_map(compute.context(), s.y.shape(), "dy");
+  s.dy = rounded(compute.context(), random_map(compute.context(), s.y.shape(), "dy"), dtype);
   s.dx = s.model->backward(s.dy, frame)[0];
   return s;
 }
@@ -83,7 +103,7 @@ inline void expect_as(const Serial& serial, const MakeModule& make, Compute& com
   const std::unique_ptr<Module> model = make();
   const DomainManager manager = apply_domain_parallel(*model, axes);
   replicate(*model, mesh);
-  set_up(*model, compute);
+  set_up(*model, compute, serial.dtype);
   const Tensor x = shard_spatial(serial.x, manager);
   Frame frame(compute);
   const Tensor y = model->forward(x, frame)[0];
@@ -143,9 +163,10 @@ inline void on_each_space(const std::function<void(Compute&, const DeviceMesh&, 
     });
 }
 
-inline void expect_as_serial(const MakeModule& make, const Shape& x, const Bounds& bounds = {}) {
+inline void expect_as_serial(const MakeModule& make, const Shape& x, const Bounds& bounds = {},
+                             DType dtype = DType::f32) {
   on_each_space([&](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
-    expect_as(run_serial(make, x, compute), make, compute, mesh, axes, bounds);
+    expect_as(run_serial(make, x, compute, dtype), make, compute, mesh, axes, bounds);
   });
 }
 

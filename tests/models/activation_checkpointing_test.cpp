@@ -210,7 +210,8 @@ TEST(ActivationCheckpointing, FiftyStepsOnMapsHaveTheBitsOfNone) {
           std::getenv("WEFT_TEST_FULL") == nullptr)
         continue;
       test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
-        BuildOptions options{.data = form, .domain_axes = {"h"}, .seed = 3, .dtype = dtype};
+        BuildOptions options{
+            .data = form, .domain_axes = {"h"}, .seed = 3, .dtype = dtype, .activations = dtype};
         const Trained none = fifty(rank, shape, options);
         EXPECT_LT(none.losses.back(), none.losses.front()) << "it learns";
         options.ac = full({"layers.*"});

@@ -203,6 +203,27 @@ TEST_F(TrainWeatherTest, MapsOfFiles) {
        "held-out is 0.1: 5 maps, each the target of the one before leave no sample to evaluate on");
 }
 
+// Activations in bf16: the losses of f32 up to rounding, also on two ranks that cut the maps.
+TEST_F(TrainWeatherTest, MapsInBf16) {
+  ASSERT_EQ(run(weather({"--metrics", file("f32")})), 0) << err();
+  const Words narrow{"--weights", "bf16", "--activations", "bf16", "--metrics"};
+  const auto with = [&](Words more, const std::string& name) {
+    more.insert(more.begin(), narrow.begin(), narrow.end());
+    more.insert(more.begin() + 5, file(name));
+    return weather(more);
+  };
+  ASSERT_EQ(run(with({}, "one")), 0) << err();
+  ASSERT_EQ(run(with({"--ranks", "2", "--domain", "2"}, "two")), 0) << err();
+  const std::vector<double> one = losses_of("one"), two = losses_of("two"), wide = losses_of("f32");
+  ASSERT_EQ(one.size(), wide.size());
+  EXPECT_NE(one, wide);
+  for (std::size_t i = 0; i < one.size(); ++i) {
+    EXPECT_NEAR(one[i], wide[i], 0.02 * wide[i]) << "step " << i;
+    EXPECT_NEAR(two[i], one[i], 0.02 * one[i]) << "step " << i;
+  }
+  EXPECT_NEAR(two[0], one[0], 1e-6 * one[0]) << "the same pixels, before any update";
+}
+
 TEST_F(TrainWeatherTest, LearnsAndSaysHow) {
   ASSERT_EQ(run(weather({"--steps", "60", "--held-out", "0.2", "--eval-every", "30", "--metrics", file("m"),
                          "--csv", file("c"), "--curves", file("c.svg")})),
@@ -352,7 +373,6 @@ TEST_F(TrainWeatherTest, WhatAKindDoesNotHaveIsRefusedByName) {
   no_option("experts", "8", "0");
   no_option("top-k", "1", "2");
   no_option("vocab", "shard", "whole", true);
-  no_option("activations", "bf16", "f32", true);
   no_option("float8", "rowwise", "none", true);
   no_option("format", "npy", "auto", true);
   no_option("draw", "sequences", "offsets", true);

@@ -27,7 +27,9 @@ Tensor group(const Tensor& matrix, std::int64_t g, std::int64_t groups) {
 }
 
 Tensor in_dtype(Frame& frame, const Tensor& x, DType dtype) {
-  return dtype == DType::bf16 && x.dtype() == DType::f32 ? rounded_to_bf16(frame, x) : x;
+  return dtype == DType::bf16 && x.dtype() == DType::f32 ? rounded_to_bf16(frame, x)
+         : dtype == DType::f32                           ? widened(frame, x)
+                                                         : x;
 }
 
 // c = a b. b has one column for each pixel, and both are matrices in their stored form.
@@ -171,7 +173,8 @@ void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t grou
   const bool whole = pixels.rows == s.out_height && pixels.columns == s.out_width;
   const std::int64_t block_floats = kBlockFloats * frame.kernels().threads();
   for (std::int64_t b = 0; b < y.size(0); ++b) {
-    const Tensor of_x = sample(x, b, s.channels), of_y = sample(y, b, out);
+    Tensor of_x = sample(x, b, s.channels);
+    const Tensor of_y = sample(y, b, out);
     if (whole && few_pixels(s, w, groups)) {
       product_of_few(frame, w, of, Stored::transposed, of_x, of_y);
       continue;
@@ -180,6 +183,7 @@ void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t grou
       into(in_dtype(frame, of_x, w.dtype()), of_y);
       continue;
     }
+    of_x = widened(frame, of_x);
     each_block(pixels, kernel, block_floats, [&](const Pixels& block) {
       const UnfoldShape seen = for_pixels(s, block);
       const Tensor columns = columns_of(frame, seen);
@@ -237,7 +241,8 @@ void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64
     each_block(all, kernel, kBlockFloats, see);
   };
   for (std::int64_t b = 0; b < dy.size(0); ++b) {
-    const Tensor of_x = sample(x, b, s.channels), of_dy = sample(dy, b, out);
+    const Tensor of_x = in_dtype(frame, sample(x, b, s.channels), as_it_is ? like : DType::f32),
+                 of_dy = like == DType::f32 ? widened(frame, sample(dy, b, out)) : sample(dy, b, out);
     each({0, s.out_height, 0, s.out_width}, [&](const Pixels& block) {
       const std::int64_t n = block.rows * block.columns, first = block.row * s.out_width + block.column;
       const Tensor part = sum.part();
@@ -278,7 +283,8 @@ void add_bias(Frame& frame, const Tensor& bias, const Tensor& y) {
 
 void bias_gradient(Frame& frame, const Tensor& dy, const Tensor& dbias, bool add) {
   if (!add) kernels::fill(frame.kernels(), dbias.data_ptr<float>(), 0.0f, dbias.count());
-  kernels::channel_bias_backward(frame.kernels(), dy.data_ptr<float>(), dbias.data_ptr<float>(),
+  const Tensor wide = widened(frame, dy);
+  kernels::channel_bias_backward(frame.kernels(), wide.data_ptr<float>(), dbias.data_ptr<float>(),
                                  map_shape(dy));
 }
 

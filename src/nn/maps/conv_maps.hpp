@@ -1,9 +1,9 @@
 // The parts of convolutions and their adjoints: three products of maps and a kernel. Included only inside nn,
 // tp and domain.
 //
-// w: (out, in / groups, kernel height, kernel width), f32 or bf16; x: (batch, in, height, width), y: (batch,
-// out, out height, out width), f32. A shape's padding is zeros. It may be negative if a rank has a part of
-// the maps.
+// w: (out, in / groups, kernel height, kernel width); x: (batch, in, height, width), y: (batch, out, out
+// height, out width). Inputs may be f32 or bf16, results are f32. A shape's padding is zeros. It may be
+// negative if a rank has a part of the maps.
 //
 // The bits of an element of y or dx depend only on the values from which it is computed, not on the size of
 // the maps or its place in them. Sums run over channels and kernel in the order of the matrix product, which

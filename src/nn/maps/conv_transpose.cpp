@@ -65,7 +65,7 @@ Tensors ConvTranspose2d::do_forward(Inputs inputs, Frame& frame) {
   conv::spread(frame, x, weight->weight(), config_.groups, s, y);
   if (bias) conv::add_bias(frame, bias->weight(), y);
   frame.push(*this, {x});
-  return {y};
+  return {cast(frame, y, x.dtype())};
 }
 
 Tensors ConvTranspose2d::do_backward(Inputs gradients, Frame& frame) {
@@ -74,7 +74,7 @@ Tensors ConvTranspose2d::do_backward(Inputs gradients, Frame& frame) {
   const Tensor& dy = gradients[0];
   const kernels::UnfoldShape s = seen(*this, config_, x.shape());
   expect_gradient(*this, dy, {x.size(0), config_.out, s.height, s.width},
-                  maps::map_layout(x.layout(), config_.out, s.height, s.width));
+                  maps::map_layout(x.layout(), config_.out, s.height, s.width), x.dtype());
   const Tensor& w = weight->weight();
   if (bias)
     bias->accumulate(layouts::gradient_of(bias->weight().layout(), dy.layout(), 1),
@@ -87,7 +87,7 @@ Tensors ConvTranspose2d::do_backward(Inputs gradients, Frame& frame) {
   });
   const Tensor dx = frame.compute().make(x.shape(), DType::f32, dx_memory()).with_layout(x.layout());
   conv::correlate(frame, dy, w, config_.groups, s, dx);
-  return {dx};
+  return {cast(frame, dx, x.dtype())};
 }
 
 PixelShuffle::PixelShuffle(std::int64_t factor) : factor_(factor) {
@@ -116,8 +116,8 @@ Tensors PixelShuffle::do_backward(Inputs gradients, Frame& frame) {
   const Tensor kept = frame.pop(*this)[0];
   const Shape x = maps::shape_kept(kept);
   const std::int64_t f = factor_, b = x[0], c = x[1] / (f * f), h = x[2], w = x[3];
-  expect_gradient(*this, gradients[0], {b, c, h * f, w * f},
-                  maps::map_layout(kept.layout(), c, h * f, w * f));
+  expect_gradient(*this, gradients[0], {b, c, h * f, w * f}, maps::map_layout(kept.layout(), c, h * f, w * f),
+                  as_activation(gradients[0]));
   return {
       permuted(frame, gradients[0], {b, c, h, f, w, f}, {0, 1, 3, 5, 2, 4}, x, kept.layout(), dx_memory())};
 }

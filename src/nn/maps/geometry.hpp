@@ -29,10 +29,10 @@ inline void expect_extent(const char* layer, const char* what, const Extent2d& e
                 fmt::format("{}: {} is {}; expected at most {}", layer, what, shown(e), kMostPixels));
 }
 
-/// Throws unless x is f32 (batch, channels, height, width) and holds whole values.
+/// Throws unless x is f32 or bf16 (batch, channels, height, width) and holds whole values.
 inline void expect_map(const Module& module, const Tensor& x) {
   const TensorName what = layouts::named(module, "x");
-  expect_dtype(what, x, DType::f32);
+  expect_activation(what, x);
   if (x.shape().rank() != 4)
     throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, channels, height, width)",
                                                      what.text(), to_string(x.shape())));
@@ -129,7 +129,7 @@ inline Shape shape_kept(const Tensor& kept) {
 inline void expect_gradient_of(const Module& module, const Tensor& dy, const Shape& y, const LayoutRef& x) {
   LayoutRef layout = x;
   if (x) layout = map_layout(x, x->global[1], y[2], y[3]);
-  expect_gradient(module, dy, y, layout);
+  expect_gradient(module, dy, y, layout, as_activation(dy));
 }
 
 }  // namespace weft::maps

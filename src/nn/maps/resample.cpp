@@ -46,9 +46,9 @@ Tensors Resampling2d::do_forward(Inputs inputs, Frame& frame) {
   Taps of_rows = rows(x.size(2)), of_columns = columns(x.size(3));  // in this order: each may refuse x
   const kernels::ResampleShape s = resampling(x.shape(), std::move(of_rows), std::move(of_columns));
   const Tensor y = maps::make_map(frame, x, x.size(1), s.rows->outputs(), s.columns->outputs(), out_memory());
-  kernels::resample(frame.kernels(), x.data_ptr<float>(), y.data_ptr<float>(), s);
+  kernels::resample(frame.kernels(), widened(frame, x).data_ptr<float>(), y.data_ptr<float>(), s);
   frame.push(*this, {maps::shape_alone(frame, x)});
-  return {y};
+  return {cast(frame, y, x.dtype())};
 }
 
 Tensors Resampling2d::do_backward(Inputs gradients, Frame& frame) {
@@ -62,9 +62,9 @@ Tensors Resampling2d::do_backward(Inputs gradients, Frame& frame) {
   maps::expect_gradient_of(*this, dy, of_y, kept.layout());
   const Tensor dx = frame.compute().make(x, DType::f32, dx_memory()).with_layout(kept.layout());
   kernels::resample(
-      frame.kernels(), dy.data_ptr<float>(), dx.data_ptr<float>(),
+      frame.kernels(), widened(frame, dy).data_ptr<float>(), dx.data_ptr<float>(),
       resampling(of_y, taps::transposed(rows_of_y, x[2]), taps::transposed(columns_of_y, x[3])));
-  return {dx};
+  return {cast(frame, dx, dy.dtype())};
 }
 
 Pad2d::Pad2d(const Pad2dConfig& config) : config_(config) {
@@ -170,10 +170,10 @@ Tensors MaxPool2d::do_forward(Inputs inputs, Frame& frame) {
   const kernels::UnfoldShape s = pooled(*this, config_, x.shape());
   const Tensor y = maps::make_map(frame, x, x.size(1), s.out_height, s.out_width, out_memory());
   const Tensor place = frame.compute().make(y.shape(), DType::i32);
-  kernels::max_pool_forward(frame.kernels(), x.data_ptr<float>(), y.data_ptr<float>(),
+  kernels::max_pool_forward(frame.kernels(), widened(frame, x).data_ptr<float>(), y.data_ptr<float>(),
                             place.data_ptr<std::int32_t>(), s);
   frame.push(*this, {maps::shape_alone(frame, x), place});
-  return {y};
+  return {cast(frame, y, x.dtype())};
 }
 
 Tensors MaxPool2d::do_backward(Inputs gradients, Frame& frame) {
@@ -182,10 +182,10 @@ Tensors MaxPool2d::do_backward(Inputs gradients, Frame& frame) {
   const Shape x = maps::shape_kept(kept[0]);
   maps::expect_gradient_of(*this, gradients[0], kept[1].shape(), kept[0].layout());
   const Tensor dx = frame.compute().make(x, DType::f32, dx_memory()).with_layout(kept[0].layout());
-  kernels::max_pool_backward(frame.kernels(), gradients[0].data_ptr<float>(),
+  kernels::max_pool_backward(frame.kernels(), widened(frame, gradients[0]).data_ptr<float>(),
                              kept[1].data_ptr<std::int32_t>(), dx.data_ptr<float>(),
                              pooled(*this, config_, x));
-  return {dx};
+  return {cast(frame, dx, gradients[0].dtype())};
 }
 
 }  // namespace weft

@@ -131,9 +131,10 @@ Tensor narrowed(Frame& frame, const double* numbers, double divisor, std::int64_
 
 Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
-  const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
+  const Tensor given = layouts::beside(*this, "x", inputs[0], *weight);
   const TensorName what = layouts::named(*this, "x");
-  expect_dtype(what, x, DType::f32);
+  expect_activation(what, given);
+  const Tensor x = widened(frame, given);
   layouts::expect_whole_dim(what, x, "a norm", -1);
   const Tensor w = widened(frame, weight->weight()), b = widened(frame, bias->weight());
   norms::expect_channels_as(what, x, *weight);
@@ -176,20 +177,20 @@ Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
                               mean.data_ptr<float>(), inv_std.data_ptr<float>(), y.data_ptr<float>(), s);
   const Tensor summands(compute.context(), {1}, DType::f64);
   summands.as<double>()[0] = count;
-  frame.push(*this, {x, mean, inv_std, summands});
-  return {y};
+  frame.push(*this, {given, mean, inv_std, summands});
+  return {cast(frame, y, given.dtype())};
 }
 
 // With x^ = (x - mean) inv_std: dweight = Σ dy x^, dbias = Σ dy. In training, mean and variance depend on x,
 // too: dx = weight inv_std (dy - mean(dy) - x^ mean(dy x^)), with means over all values of the statistics.
 Tensors BatchNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
-  const Tensor& dy = gradients[0];
   const Tensors kept = frame.pop(*this);
-  const Tensor &x = kept[0], &mean = kept[1], &inv_std = kept[2];
+  expect_gradient(*this, gradients[0], kept[0].shape(), kept[0].layout(), kept[0].dtype());
+  const Tensor x = widened(frame, kept[0]), dy = widened(frame, gradients[0]);
+  const Tensor &mean = kept[1], &inv_std = kept[2];
   const double count = kept[3].as<double>()[0];
   const Tensor w = widened(frame, weight->weight());
-  expect_gradient(*this, dy, x.shape(), x.layout());
   const kernels::MapShape s = norms::map_shape(x);
   const SumPairs mine = make_pairs(frame, s.channels);
   kernels::batch_norm_backward_sums(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(),
@@ -211,7 +212,7 @@ Tensors BatchNorm::do_backward(Inputs gradients, Frame& frame) {
                                w.data_ptr<float>(), mean.data_ptr<float>(), inv_std.data_ptr<float>(),
                                mean_dy.data_ptr<float>(), mean_dyx.data_ptr<float>(), dx.data_ptr<float>(),
                                s);
-  return {dx};
+  return {cast(frame, dx, gradients[0].dtype())};
 }
 
 }  // namespace weft

@@ -61,8 +61,9 @@ std::int64_t checked_groups_of(const GroupNorm& norm, const TensorName& what, co
 }
 
 Tensor forward(const GroupNorm& norm, const Tensor& input, Frame& frame) {
-  const Tensor x = layouts::beside(norm, "x", input, *norm.weight);
-  expect_dtype(layouts::named(norm, "x"), x, DType::f32);
+  const Tensor given = layouts::beside(norm, "x", input, *norm.weight);
+  expect_activation(layouts::named(norm, "x"), given);
+  const Tensor x = widened(frame, given);
   const Tensor w = widened(frame, norm.weight->weight()), b = widened(frame, norm.bias->weight());
   checked_groups_of(norm, layouts::named(norm, "x"), x);
   const Sizes s = sizes_of(norm, x);
@@ -86,16 +87,17 @@ Tensor forward(const GroupNorm& norm, const Tensor& input, Frame& frame) {
                                 b.data_ptr<float>(), means.data_ptr<float>() + i * s.channels,
                                 inv.data_ptr<float>() + i * s.channels, y.data_ptr<float>() + i * s.map(),
                                 s.sample());
-  frame.push(norm, {x, means, inv});
-  return y;
+  frame.push(norm, {given, means, inv});
+  return cast(frame, y, given.dtype());
 }
 
 // With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^, dbias = Σ dy, dx = inv_std (g - mean(g)
 // - x^ mean(g x^)), the means over a group on all ranks.
-Tensor backward(const GroupNorm& norm, const Tensor& dy, Frame& frame) {
+Tensor backward(const GroupNorm& norm, const Tensor& of_y, Frame& frame) {
   const Tensors kept = frame.pop(norm);
-  const Tensor &x = kept[0], &means = kept[1], &inv = kept[2];
-  expect_gradient(norm, dy, x.shape(), x.layout());
+  const Tensor &means = kept[1], &inv = kept[2];
+  expect_gradient(norm, of_y, kept[0].shape(), kept[0].layout(), kept[0].dtype());
+  const Tensor x = widened(frame, kept[0]), dy = widened(frame, of_y);
   const Sizes s = sizes_of(norm, x);
   const Tensor w = widened(frame, norm.weight->weight());
   const Tensor sums = frame.compute().make({2, s.batch, s.channels}, DType::f64);
@@ -131,7 +133,7 @@ Tensor backward(const GroupNorm& norm, const Tensor& dy, Frame& frame) {
         ones.data_ptr<float>(), means.data_ptr<float>() + i * s.channels,
         inv.data_ptr<float>() + i * s.channels, of_g.data_ptr<float>() + i * s.channels,
         of_gx.data_ptr<float>() + i * s.channels, dx.data_ptr<float>() + i * s.map(), s.sample());
-  return dx;
+  return cast(frame, dx, of_y.dtype());
 }
 
 }  // namespace weft::group_norm

@@ -15,7 +15,7 @@ int first_of(const LayerNorm& norm, const Tensor& x) {
 
 void check(const LayerNorm& norm, const Tensor& x, const Tensor& w) {
   const TensorName what = layouts::named(norm, "x");
-  expect_dtype(what, x, DType::f32);
+  expect_activation(what, x);
   layouts::expect_whole(what, x, "a norm", false);  // not Partial
   const Shape& global = layouts::global_shape(x);
   const Shape& gain = norm.weight->global_shape();
@@ -82,9 +82,10 @@ LayoutRef of_gradient(const LayoutRef& gain, const LayoutRef& x) {
 }  // namespace
 
 Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory memory) {
-  const Tensor x = layouts::beside(norm, "x", input, *norm.weight);
+  const Tensor given = layouts::beside(norm, "x", input, *norm.weight);
   const Tensor w = widened(frame, norm.weight->weight()), b = widened(frame, norm.bias->weight());
-  check(norm, x, w);
+  check(norm, given, w);
+  const Tensor x = widened(frame, given);
   const auto [rows, dim] = sizes_of(norm, x);
   const Tensor mine = frame.compute().make({2 * rows}, DType::f64, Memory::shared);
   kernels::channel_moments(frame.kernels(), x.data_ptr<float>(), mine.data_ptr<double>(),
@@ -98,16 +99,17 @@ Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory 
   const Tensor y = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
   kernels::row_norm_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(), b.data_ptr<float>(),
                             means.data_ptr<float>(), inv.data_ptr<float>(), y.data_ptr<float>(), rows, dim);
-  frame.push(norm, {x, means, inv});
-  return y;
+  frame.push(norm, {given, means, inv});
+  return cast(frame, y, given.dtype());
 }
 
 // With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^ and dbias = Σ dy over the normalised
 // samples, dx = inv_std (g - mean(g) - x^ mean(g x^)), with means over all ranks.
-Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory memory) {
+Tensor backward(const LayerNorm& norm, const Tensor& of_y, Frame& frame, Memory memory) {
   const Tensors kept = frame.pop(norm);
-  const Tensor &x = kept[0], &means = kept[1], &inv = kept[2];
-  expect_gradient(norm, dy, x.shape(), x.layout());
+  const Tensor &means = kept[1], &inv = kept[2];
+  expect_gradient(norm, of_y, kept[0].shape(), kept[0].layout(), kept[0].dtype());
+  const Tensor x = widened(frame, kept[0]), dy = widened(frame, of_y);
   const Tensor w = widened(frame, norm.weight->weight());
   const std::int64_t rows = sizes_of(norm, x).rows, dim = sizes_of(norm, x).dim;
   const Tensor sums = frame.compute().make({2 * rows}, DType::f64, Memory::shared),
@@ -127,7 +129,7 @@ Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory me
   kernels::row_norm_backward(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(), w.data_ptr<float>(),
                              means.data_ptr<float>(), inv.data_ptr<float>(), means_of_g.data_ptr<float>(),
                              means_of_g.data_ptr<float>() + rows, dx.data_ptr<float>(), rows, dim);
-  return dx;
+  return cast(frame, dx, of_y.dtype());
 }
 
 }  // namespace weft::space_norm

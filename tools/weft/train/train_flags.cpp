@@ -111,7 +111,6 @@ void each_flag_of_tokens(TrainConfig& c, const Visit& visit) {
   each_expert_flag(c, visit);
   visit("--sequence-parallel", c.sequence_parallel, "");
   visit("--vocab", c.vocab, "");
-  visit("--activations", c.activations, "");
   visit("--float8", c.float8, "");
   visit("--pipeline", c.pipeline, "");
   visit("--stages-per-rank", c.stages_per_rank, "");
