@@ -6,6 +6,7 @@
 #include "weft/domain/domain.hpp"
 #include "weft/domain/loss.hpp"
 #include "weft/ep/dispatch.hpp"
+#include "weft/ep/expert_modules.hpp"
 #include "weft/ep/experts.hpp"
 #include "weft/ep/moe.hpp"
 #include "weft/ep/router.hpp"

@@ -542,12 +542,14 @@ def test_layers_with_experts(ranks):
     """nn.MoE and nn.MoEBlock in a tree of layers; errors name the place."""
     def program(group):
         mesh = weft.Mesh(group, dp=1, ep=1, tp=1)
-        tree = nn.Sequential(nn.Residual(nn.MoE(8, 6, experts=4, kind="relu", router={"top_k": 1})), nn.MoEBlock(8, 2, max_seq=4, experts=2))
+        tree = nn.Sequential(nn.Residual(nn.MoE(8, 6, experts=4, kind="relu", router={"top_k": 1})), nn.MoEBlock(8, 2, max_seq=4, experts=2),
+                             nn.MoE(8, experts=4, expert=nn.Sequential(up=nn.Linear(8, 6, bias=True), act=nn.GELU(), down=nn.Linear(6, 8))))
         model = train.build_parallel_model(train.Recipe(tree), mesh, expert_axis="ep")
         assert model.expert_balance()[0].counts == ()
         out, = model.forward(train.Batch(np.ones((2, 4, 8), np.float32)))
-        assert out.shape == (2, 4, 8) and [sum(layer.counts) for layer in model.expert_balance()] == [8, 16]
-        assert [layer.path for layer in model.expert_balance()] == ["0.branch", "1.mlp"]
+        assert out.shape == (2, 4, 8) and [sum(layer.counts) for layer in model.expert_balance()] == [8, 16, 16]
+        assert [layer.path for layer in model.expert_balance()] == ["0.branch", "1.mlp", "2"]
+        assert {p.name: p.shape for p in model.parameters}["2.experts.up.weight"] == (4, 6, 8)
         for wrong, words in ((nn.MoE(8, 6, experts=4, router={"topk": 1}), r'recipe: model\.router has no "topk" \(a router\); is top_k meant\?'),
                              (nn.MoE(8, 6, experts=0), "recipe: model: moe: experts is 0; expected at least 1"),
                              (nn.MoE(8, 6, experts=2, kind="tanh"), 'recipe: model.kind is "tanh"; expected swiglu, silu, gelu, relu')):

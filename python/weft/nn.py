@@ -380,13 +380,15 @@ class MoE(Layer):
     """A mixture of experts: each token uses some of many feed-forward networks; (batch, ..., dim). kind:
     "swiglu", "silu", "gelu" or "relu". router: a dictionary with the fields of RouterOptions
     (docs/expert_parallel.md): {"top_k": 2, "bias": "selects", "aux_loss": 0.01}. shared_hidden: features of
-    a SwiGLU that every token uses, too. The residual is not added."""
+    a SwiGLU that every token uses, too. expert: a layer (rows, dim), which each expert then is, in the place
+    of hidden, kind and down_init. The residual is not added."""
     __slots__ = ()
 
-    def __init__(self, dim: int, hidden: int, *, experts: int, kind: str = "swiglu", router: Optional[dict[str, Any]] = None, shared_hidden: int = 0,
-                 scale_outputs_by_load: bool = False, float8_dispatch: bool = False, init: Init = 0.02, down_init: Init = 0.02) -> None:
+    def __init__(self, dim: int, hidden: Optional[int] = None, *, experts: int, kind: Optional[str] = None, router: Optional[dict[str, Any]] = None,
+                 shared_hidden: int = 0, scale_outputs_by_load: bool = False, float8_dispatch: bool = False, init: Init = 0.02,
+                 down_init: Optional[Init] = None, expert: Optional[Layer] = None) -> None:
         super().__init__(dim=dim, hidden=hidden, experts=experts, kind=kind, router=router, shared_hidden=shared_hidden,
-                         scale_outputs_by_load=scale_outputs_by_load, float8_dispatch=float8_dispatch, init=init, down_init=down_init)
+                         scale_outputs_by_load=scale_outputs_by_load, float8_dispatch=float8_dispatch, init=init, down_init=down_init, expert=expert)
 
 
 class MoEBlock(Layer):

@@ -172,7 +172,7 @@ class TransformerBlock(Layer):
 
 class MoE(Layer):
 
-    def __init__(self, dim: int, hidden: int, *, experts: int, kind: str='swiglu', router: Optional[dict[str, Any]]=None, shared_hidden: int=0, scale_outputs_by_load: bool=False, float8_dispatch: bool=False, init: Init=0.02, down_init: Init=0.02) -> None:
+    def __init__(self, dim: int, hidden: Optional[int]=None, *, experts: int, kind: Optional[str]=None, router: Optional[dict[str, Any]]=None, shared_hidden: int=0, scale_outputs_by_load: bool=False, float8_dispatch: bool=False, init: Init=0.02, down_init: Optional[Init]=None, expert: Optional[Layer]=None) -> None:
         ...
 
 class MoEBlock(Layer):

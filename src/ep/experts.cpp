@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/mutant.hpp"
+#include "ep/tokens.hpp"
 #include "ep/views.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
@@ -330,17 +331,18 @@ ShardRule Experts::shard_rule(Split split) const {
   return rule;
 }
 
-// A weight is used on the tokens of all ranks along the axes that split them, except where it is split
-// itself: there each rank has the rows of all ranks for its own experts.
-LayoutRef Experts::gradient_layout(const Parameter& p) const {
+LayoutRef ep::gradient_layout(const Parameter& p, const LayoutRef& tokens) {
   const LayoutRef weight = p.weight().layout();
-  if (weight == nullptr || tokens_layout_ == nullptr) return weight;
+  if (weight == nullptr || tokens == nullptr) return weight;
   Placements placements = weight->placements;
   for (std::size_t axis = 0; axis < placements.size(); ++axis)
-    if (is_replicate(placements[axis]) && is_shard(tokens_layout_->placements[axis]) &&
+    if (is_replicate(placements[axis]) && is_shard(tokens->placements[axis]) &&
         weight->mesh_shape().size(static_cast<int>(axis)) > 1)
       placements[axis] = Partial{};
   return weight->with(std::move(placements));
+}
+LayoutRef Experts::gradient_layout(const Parameter& p) const {
+  return ep::gradient_layout(p, tokens_layout_);
 }
 
 ExpertWeights Experts::weights() const {

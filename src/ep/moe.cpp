@@ -85,12 +85,34 @@ const MoEConfig& checked(const MoEConfig& config) {
 }
 }  // namespace
 
-MoE::MoE(const MoEConfig& config)
-    : router(checked(config).dim, config.experts, config.router, config.init),
+MoE::MoE(const MoEConfig& config) : MoE(checked(config), std::unique_ptr<ExpertModules>()) {}
+
+namespace {
+// `hidden` is of packed experts: any number will do for modules.
+MoEConfig of_modules(MoEConfig config) {
+  if (config.hidden != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("moe: hidden is {} with make_expert; expected 0: the modules know their sizes",
+                            config.hidden));
+  config.hidden = 1;
+  return config;
+}
+}  // namespace
+
+MoE::MoE(const MoEConfig& config, MakeExpert make_expert)
+    : MoE(checked(of_modules(config)),
+          std::make_unique<ExpertModules>(config.experts, std::move(make_expert))) {}
+
+MoE::MoE(const MoEConfig& config, std::unique_ptr<ExpertModules> modules)
+    : router(config.dim, config.experts, config.router, config.init),
       experts(config.experts, config.dim, config.hidden, config.kind, config.init, config.down_init),
+      expert_modules(std::move(modules)),
       config_(config) {
   add("router", router);
-  add("experts", experts);
+  if (expert_modules)
+    add("experts", *expert_modules);
+  else
+    add("experts", experts);
   if (config.shared_hidden > 0) {
     shared_expert = std::make_unique<SwiGLU>(config.dim, config.shared_hidden, config.init, config.down_init);
     add("shared_expert", *shared_expert);
@@ -107,7 +129,25 @@ void MoE::set_expert_axis(DeviceMesh axis) {
   if (makes_dy_ != nullptr) makes_dy_->add_before(in_place);
 }
 
-OwnPlan MoE::class_plan() const { return {.styles = {{"experts", "fed_column"}}}; }
+OwnPlan MoE::class_plan() const {
+  if (expert_modules) return {};
+  return {.styles = {{"experts", "fed_column"}}};
+}
+
+std::vector<Parameter*> MoE::expert_parameters() const {
+  return expert_modules ? expert_modules->parameters() : experts.parameters();
+}
+
+// The experts, ready for a pass with the tokens x.
+Module& MoE::expert_layer(const Tensor& x) {
+  const Memory memory = expert_axis_ && expert_axis_.size() > 1 ? Memory::shared : Memory::local;
+  const auto prepared = [&](auto& layer) -> Module& {
+    layer.set_tokens_layout(x.layout());
+    layer.set_rows_memory(memory);
+    return layer;
+  };
+  return expert_modules ? prepared(*expert_modules) : prepared(experts);
+}
 
 // The choices of the ranks of the expert axis: experts, weights, and tokens of each rank.
 Tensors MoE::choices_of_ranks(const Tensor& x, const Tensor& chosen, const Tensor& weights,
@@ -223,11 +263,9 @@ Tensors MoE::do_forward(Inputs inputs, Frame& frame) {
   std::ranges::copy(routes.offsets(), offsets.as<std::int64_t>().begin());
   const Tensor came = dispatch.finish();
   const Tensor rows = as_codes ? from_float8_rows(frame.compute(), came, x.dtype()) : came;
-  experts.set_tokens_layout(x.layout());
-  experts.set_rows_memory(travels ? Memory::shared : Memory::local);
   Tensors of_experts{rows, offsets};
   if (frame.exact()) of_experts.push_back(sample_blocks(x, routes, frame));
-  const Tensor computed = experts.forward(of_experts, frame)[0];
+  const Tensor computed = expert_layer(x).forward(of_experts, frame)[0];
   const Tensor results = routes.start_combine(frame.compute(), group, computed).finish();
   const Tensor y = frame.compute().make(x.shape(), x.dtype(), shared_expert ? Memory::local : out_memory());
   routes.weighted_sum(results, weights.view(), as_rows(y).view());
@@ -270,9 +308,7 @@ Tensors MoE::do_backward(Inputs gradients, Frame& frame) {
     else
       for (std::size_t i = first; i < end; ++i) drows.f32()[i] *= weight;
   }
-  experts.set_tokens_layout(x.layout());
-  experts.set_rows_memory(travels ? Memory::shared : Memory::local);
-  const Tensor dcomputed = experts.backward(drows, frame)[0];
+  const Tensor dcomputed = expert_layer(x).backward(drows, frame)[0];
   Transfer combine = routes.start_combine(compute, group, dcomputed);
   const Tensor through_shared = shared_expert ? shared_expert->backward(dy, frame)[0] : Tensor();
 
@@ -317,7 +353,7 @@ void apply_expert_parallel(Module& model, const DeviceMesh& axis, const ExpertPa
                       "allows that",
                       moe->path(), count, axis_text(axis), count, ranks, count / ranks, count % ranks));
     if (moe->expert_axis()) refuse(fmt::format("\"{}\" is expert parallel already", moe->path()));
-    for (const auto& [name, p] : moe->experts.own_parameters()) {
+    for (const Parameter* p : moe->expert_parameters()) {
       if (p->materialised() || p->layout_fixed_by() != nullptr)
         refuse(fmt::format(
             "\"{}\" {} already; expected a call before data parallel and materialise()", p->path(),
@@ -335,7 +371,7 @@ void apply_expert_parallel(Module& model, const DeviceMesh& axis, const ExpertPa
   }
   for (MoE* moe : layers) {
     moe->set_expert_axis(axis);
-    for (const auto& [name, p] : moe->experts.own_parameters())
+    for (Parameter* p : moe->expert_parameters())
       p->set_layout((p->layout() ? p->layout() : replicated_layout(axis.root(), p->global_shape()))
                         ->with(axis, Shard{0}));
   }

@@ -289,6 +289,12 @@ Router::Router(std::int64_t dim, std::int64_t experts, const RouterOptions& opti
   expect_factor("capacity_factor", options.capacity_factor);
   expect_factor("aux_loss", options.aux_loss);
   expect_factor("z_loss", options.z_loss);
+  if (options.capacity == Capacity::none && options.capacity_factor != RouterOptions{}.capacity_factor)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("router: capacity_factor is {}, but capacity is none; expected by_weight, by_position "
+                    "or per_choice_and_rank with it",
+                    options.capacity_factor));
   add("gate", gate);
   gate.set_output_dtype(DType::f32);
   if (options.bias == RouterBias::selects)

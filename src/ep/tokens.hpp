@@ -8,6 +8,7 @@
 
 #include "weft/host/compute.hpp"
 #include "weft/mesh/layout.hpp"
+#include "weft/nn/parameter.hpp"
 
 namespace weft::ep {
 
@@ -20,5 +21,10 @@ DeviceMesh sample_axes(const LayoutRef& layout);
 /// Throws layout if x is split in another dimension than the first: `"mlp.router": x is Shard(1) on tp=2;
 /// expected Replicate or Shard(0): tokens are routed with their whole samples on one rank`.
 void expect_samples_split(const TensorName& what, const LayoutRef& layout);
+
+/// The layout of the gradient of a weight of experts. The weight is used on the tokens of all ranks along the
+/// axes that split them, except where it is split itself: there each rank has the rows of all ranks for its
+/// own experts. `tokens`: the layout of the tokens.
+LayoutRef gradient_layout(const Parameter& p, const LayoutRef& tokens);
 
 }  // namespace weft::ep

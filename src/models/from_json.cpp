@@ -408,10 +408,19 @@ void mixture_fields(Fields& f, auto& c) {
 Made moe(Fields& f) {
   MoEConfig c;
   c.dim = size(f, "dim");
-  c.hidden = size(f, "hidden");
   f.need("experts");
+  const Json* const expert = f.find("expert");  // a layer, which is each expert
+  if (expert == nullptr) c.hidden = size(f, "hidden");
   mixture_fields(f, c);
   f.get("init", c.init);
+  if (expert != nullptr) {
+    for (const char* key : {"hidden", "kind", "down_init"})
+      if (f.find(key) != nullptr) f.wrong(key, "none beside expert, whose layers know it");
+    return std::make_unique<MoE>(
+        c, [subject = f.subject(), layer = *expert, where = f.place("expert"), own = f.own()] {
+          return layer_of(Fields(subject, layer, where, own), layer, where);
+        });
+  }
   f.get("down_init", c.down_init);
   return std::make_unique<MoE>(c);
 }

@@ -1,10 +1,12 @@
 // A layer whose experts are divided over ranks, for the routings at the edges: the bits of one rank, and the
 // same calls on all ranks.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,6 +17,9 @@
 #include "weft/base/error.hpp"
 #include "weft/ep/moe.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/nn/activation.hpp"
+#include "weft/nn/dropout.hpp"
+#include "weft/nn/norm.hpp"
 
 namespace weft::ep_meshes_test {
 namespace {
@@ -48,9 +53,30 @@ const std::vector<Routing>& routings() {
   return all;
 }
 
+constexpr std::int64_t kHidden = 16;
+
+// An expert of a program: a norm, and a feed-forward network behind it.
+class NormedExpert : public Module {
+ public:
+  NormedExpert() : norm(kDim, 1e-5), mlp(kDim, kHidden, Normal{0.4}, Normal{0.4}) {
+    add("norm", norm);
+    add("mlp", mlp);
+  }
+  RMSNorm norm;
+  SwiGLU mlp;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override { return mlp.forward(norm.forward(x, frame), frame); }
+  Tensors do_backward(Inputs dy, Frame& frame) override {
+    return norm.backward(mlp.backward(dy, frame), frame);
+  }
+};
+
+enum class Of { packed, modules };
+
 MoEConfig config_of(const Routing& r) {
   MoEConfig c;
-  c.dim = kDim, c.hidden = 16, c.experts = r.experts, c.shared_hidden = 8;
+  c.dim = kDim, c.hidden = kHidden, c.experts = r.experts, c.shared_hidden = 8;
   c.router = {.top_k = r.top_k,
               .scores = RouterScores::sigmoid,
               .bias = RouterBias::selects,
@@ -60,6 +86,13 @@ MoEConfig config_of(const Routing& r) {
   return c;
 }
 
+std::unique_ptr<MoE> layer_of(const Routing& r, Of experts) {
+  MoEConfig config = config_of(r);
+  if (experts == Of::packed) return std::make_unique<MoE>(config);
+  config.hidden = 0;
+  return std::make_unique<MoE>(config, [] { return std::make_unique<NormedExpert>(); });
+}
+
 struct Pass {
   std::map<std::string, std::vector<float>> values;  // y, dx and gradients, whole
   std::vector<std::int64_t> loads;
@@ -67,10 +100,12 @@ struct Pass {
 };
 
 // `change`: of this rank's rows of x
-Pass pass_of(Rank& rank, const Routing& r, const std::function<void(const Tensor&)>& change = {}) {
+Pass pass_of(Rank& rank, const Routing& r, Of experts = Of::packed,
+             const std::function<void(const Tensor&)>& change = {}) {
   Compute compute(rank.context, 1);
   const DeviceMesh mesh(rank.group(), MeshShape{{"ep", -1}});
-  MoE layer(config_of(r));
+  const std::unique_ptr<MoE> made = layer_of(r, experts);
+  MoE& layer = *made;
   apply_expert_parallel(layer, mesh, {.uneven = true});
   replicate(layer, mesh);
   test::set_up(layer, compute);
@@ -116,26 +151,109 @@ void expect_pass(const Pass& got, const Pass& expected) {
 }
 
 TEST(ExpertsOverRanks, EachRoutingHasTheBitsOfOneRank) {
-  for (const Routing& r : routings()) {
-    SCOPED_TRACE(r.name);
-    Pass expected;
-    test::run_ranks(Ranks::threads, 1, [&](Rank& rank) { expected = pass_of(rank, r); });
-    for (const int ranks : {2, 3, 4})
-      test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
-        SCOPED_TRACE("ep " + std::to_string(ranks));
-        const Pass got = pass_of(rank, r);
-        expect_pass(got, expected);
-        // all-gathers of counts and of choices, and four exchanges
-        EXPECT_EQ(got.calls, 6U);
-      });
+  for (const Of experts : {Of::packed, Of::modules})
+    for (const Routing& r : routings()) {
+      SCOPED_TRACE(std::string(r.name) + (experts == Of::packed ? ", packed" : ", modules"));
+      Pass expected;
+      test::run_ranks(Ranks::threads, 1, [&](Rank& rank) { expected = pass_of(rank, r, experts); });
+      for (const int ranks : {2, 3, 4})
+        test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+          SCOPED_TRACE("ep " + std::to_string(ranks));
+          const Pass got = pass_of(rank, r, experts);
+          expect_pass(got, expected);
+          // all-gathers of counts and of choices, and four exchanges
+          EXPECT_EQ(got.calls, 6U);
+        });
+    }
+}
+
+// Experts that are a SwiGLU each have the numbers of packed experts with the same weights; gradients of two
+// passes add up, those of frozen weights are not made.
+TEST(ExpertModules, ASwiGLUEachIsThePackedExperts) {
+  Context context;
+  Compute compute(context, 1);
+  const Routing& r = routings().front();
+  MoEConfig config = config_of(r);
+  MoE packed(config);
+  config.hidden = 0;
+  MoE modules(config, [] { return std::make_unique<SwiGLU>(kDim, kHidden); });
+  for (MoE* layer : {&packed, &modules}) test::set_up(*layer, compute);
+  for (Parameter* p : modules.parameters()) {
+    std::string name = p->path();
+    if (name.starts_with("experts.")) name.resize(name.size() - std::string(".weight").size());
+    const Tensor& from = packed.parameter(name)->master();
+    ASSERT_EQ(from.shape(), p->master().shape()) << name;
+    std::ranges::copy(from.f32(), p->write_master().f32().begin());
   }
+  modules.parameter("experts.up_proj.weight")->set_trainable(false);
+  const Tensor x = normal_tensor(context, {3, kTokensOfSample, kDim}, "x"),
+               dy = normal_tensor(context, x.shape(), "dy");
+  for (int pass = 0; pass < 2; ++pass) {
+    std::vector<std::vector<float>> results;
+    for (MoE* layer : {&packed, &modules}) {
+      Frame frame(compute, {.seed = 1, .step = 0});
+      const Tensor y = layer->forward(x, frame)[0];
+      LeftOver left_over;
+      const Tensor dx = pass == 0 ? layer->backward(dy, frame)[0] : layer->backward(dy, frame, left_over)[0];
+      left_over.run();
+      EXPECT_TRUE(frame.empty());
+      results.emplace_back(y.f32().begin(), y.f32().end());
+      results.emplace_back(dx.f32().begin(), dx.f32().end());
+    }
+    for (std::size_t k = 0; k < 2; ++k)
+      for (std::size_t i = 0; i < results[k].size(); ++i)
+        ASSERT_NEAR(results[k + 2][i], results[k][i], 1e-5) << k << " " << i;
+    EXPECT_FALSE(modules.parameter("experts.up_proj.weight")->has_gradient());
+    for (const char* name : {"experts.gate_proj", "experts.down_proj"}) {
+      const auto expected = packed.parameter(name)->gradient().f32(),
+                 got = modules.parameter(std::string(name) + ".weight")->gradient().f32();
+      for (std::size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(got[i], expected[i], 2e-5) << name;
+    }
+  }
+}
+
+TEST(ExpertModules, RefusesByName) {
+  const auto refused = [](std::int64_t hidden, const MakeExpert& make) {
+    MoEConfig config = config_of(routings().front());
+    config.hidden = hidden;
+    return test::error_text(ErrorCode::bad_argument, [&] { return MoE(config, make).path(); });
+  };
+  const MakeExpert good = [] { return std::make_unique<SwiGLU>(kDim, kHidden); };
+  EXPECT_EQ(refused(4, good), "moe: hidden is 4 with make_expert; expected 0: the modules know their sizes");
+  EXPECT_EQ(refused(0, nullptr), "moe: make_expert is empty; expected a function");
+  EXPECT_EQ(refused(0, [] { return nullptr; }), "moe: make_expert gives null; expected a module");
+  EXPECT_EQ(refused(0, [] { return std::make_unique<BatchNorm>(kDim); }),
+            "moe: make_expert gives a module with the buffer \"running_mean\"; expected parameters alone");
+  EXPECT_EQ(
+      refused(0, [] { return std::make_unique<Dropout>(0.5); }),
+      "moe: make_expert gives a module with the Dropout \"\", whose numbers would depend on the rows of a "
+      "rank; expected none");
+  Context context;
+  Compute compute(context, 1);
+  const auto pass_refused = [&](const MakeExpert& make) {
+    MoEConfig config = config_of(routings().front());
+    config.hidden = 0;
+    MoE layer(config, make);
+    test::set_up(layer, compute);
+    Frame frame(compute, {.seed = 1, .step = 0});
+    return test::error_text(ErrorCode::bad_argument, [&] {
+      return layer.forward(normal_tensor(context, {2, 4, kDim}, "x"), frame).size();
+    });
+  };
+  EXPECT_THAT(
+      pass_refused([] { return std::make_unique<Linear>(kDim, kDim + 1); }),
+      ::testing::MatchesRegex("\"experts\": an expert made f32 \\(., 13\\) of its rows, f32 \\(., 12\\); "
+                              "expected one output, as its rows"));
+  int made = 0;
+  EXPECT_EQ(pass_refused([&made] { return std::make_unique<Linear>(kDim, kDim, made++ > 0); }),
+            "moe: make_expert gives a module with 2 parameters; expected 1, as before");
 }
 
 TEST(ExpertsOverRanks, ALogitThatIsNotFiniteIsAnErrorOfAllRanks) {
   test::run_ranks(Ranks::threads, 3, [&](Rank& rank) {
     test::expect_error(ErrorCode::bad_argument,
                        "\"router\": the logits of token 6 on ep rank 1 are not finite", [&] {
-                         return pass_of(rank, {"", 8, 6, 2, {}},
+                         return pass_of(rank, {"", 8, 6, 2, {}}, Of::packed,
                                         [&](const Tensor& x) {
                                           if (rank.rank == 1) x.f32()[6 * kDim + 3] = std::nanf("");
                                         })

@@ -263,6 +263,9 @@ TEST_F(EpRefused, OptionsOfModules) {
                                       {"aux_loss", RouterOptions{.aux_loss = -1}}})
     EXPECT_EQ(refused([&, options = options] { MoE layer(config(4, options)); }),
               std::string("router: ") + what + " is -1; expected a finite number of 0 or more");
+  EXPECT_EQ(refused([&] { MoE layer(config(4, {.capacity_factor = 1.25})); }),
+            "router: capacity_factor is 1.25, but capacity is none; expected by_weight, by_position or "
+            "per_choice_and_rank with it");
   for (const auto& [what, change] : std::vector<std::pair<std::string, std::function<void(MoEConfig&)>>>{
            {"dim is 0; expected at least 1", [](MoEConfig& c) { c.dim = 0; }},
            {"hidden is 0; expected at least 1", [](MoEConfig& c) { c.hidden = 0; }},

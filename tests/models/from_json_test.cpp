@@ -140,6 +140,13 @@ TEST(FromJson, EveryLayer) {
                                           {"shared_expert.gate_proj.weight", {5, 4}},
                                           {"shared_expert.up_proj.weight", {5, 4}},
                                           {"shared_expert.down_proj.weight", {4, 5}}}));
+  EXPECT_EQ(shapes(R"({"model": {"layer": "MoE", "dim": 4, "experts": 3, "expert": {"layer": "Sequential",
+      "children": [["up", {"layer": "Linear", "in": 4, "out": 6, "bias": true}], ["act", {"layer": "ReLU"}],
+                   ["down", {"layer": "Linear", "in": 6, "out": 4}]]}}})"),
+            (std::map<std::string, Shape>{{"router.gate.weight", {3, 4}},
+                                          {"experts.up.weight", {3, 6, 4}},
+                                          {"experts.up.bias", {3, 6}},
+                                          {"experts.down.weight", {3, 4, 6}}}));
   const auto of_block = shapes(R"({"model": {"layer": "MoEBlock", "dim": 8, "heads": 2, "max_seq": 16,
       "experts": 3, "expert_hidden": 5}})");
   EXPECT_EQ(of_block.at("mlp.experts.gate_proj"), (Shape{3, 5, 8}));
@@ -184,15 +191,20 @@ TEST(FromJson, AMixtureOfExperts) {
 
   const BuildOptions options = build_options_from_json(R"({"expert_axis": "ep", "uneven_experts": true})");
   EXPECT_TRUE(options.expert_axis == "ep" && options.experts.uneven);
-  for (const auto& [text, error] : std::vector<std::pair<std::string, std::string>>{
-           {R"({"moe": {"expert": 8}})",
-            "recipe: moe has no \"expert\" (a mixture of experts); is experts or expert_hidden meant?"},
-           {R"({"moe": {"router": {"bias": "select"}}})",
-            "recipe: moe.router.bias is \"select\"; expected none, selects, weighs; is selects meant?"},
-           {R"({"moe": {"router": 2}})", "recipe: moe.router is 2; expected an object"},
-           {R"({"moe": {"every": 0}})", "moe: every is 0; expected 1 to 4 (layers)"},
-           {R"({"model": {"layer": "MoE", "dim": 4, "hidden": 6}})",
-            "recipe: model has no \"experts\"; expected one"}})
+  for (
+      const auto& [text, error] : std::vector<std::pair<std::string, std::string>>{
+          {R"({"moe": {"expert": 8}})",
+           "recipe: moe has no \"expert\" (a mixture of experts); is experts or expert_hidden meant?"},
+          {R"({"moe": {"router": {"bias": "select"}}})",
+           "recipe: moe.router.bias is \"select\"; expected none, selects, weighs; is selects meant?"},
+          {R"({"moe": {"router": 2}})", "recipe: moe.router is 2; expected an object"},
+          {R"({"moe": {"every": 0}})", "moe: every is 0; expected 1 to 4 (layers)"},
+          {R"({"model": {"layer": "MoE", "dim": 4, "experts": 2, "hidden": 6, "expert": {"layer": "ReLU"}}})",
+           "recipe: model.hidden is 6; expected none beside expert, whose layers know it"},
+          {R"({"model": {"layer": "MoE", "dim": 4, "experts": 2, "expert": {"layer": "ReLU", "x": 1}}})",
+           "recipe: model.expert has no \"x\" (ReLU)"},
+          {R"({"model": {"layer": "MoE", "dim": 4, "hidden": 6}})",
+           "recipe: model has no \"experts\"; expected one"}})
     expect_error(ErrorCode::bad_argument, error, [&, &of = text] { return recipe_from_json(of).name; });
 }
 

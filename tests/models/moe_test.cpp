@@ -2,20 +2,28 @@
 // one rank, in losses, gradients, training and checkpoints.
 #include "weft/models/moe_transformer.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 
 #include "support/errors.hpp"
 #include "support/golden_case.hpp"
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/base/chunk.hpp"
+#include "weft/base/random.hpp"
 #include "weft/dp/sampler.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/trainer.hpp"
+#include "weft/nn/activation.hpp"
+#include "weft/nn/linear.hpp"
 #include "weft/nn/loss.hpp"
+#include "weft/nn/norm.hpp"
+#include "weft/nn/residual.hpp"
 #include "weft/train/gradients.hpp"
 
 namespace weft::moe_model_test {
@@ -464,6 +472,116 @@ TEST(MoEModel, RowsAreReadInPlace) {
               all(6, 3, shared, shared));
     EXPECT_EQ(memories(rank, {"float8", mesh_of(1, 2, 1)}, true), all(3, 3, local, shared));
     EXPECT_EQ(memories(rank, {"dp 2", mesh_of(2, 1, 1)}), all(3, 3, local, local));
+  });
+}
+
+// ---- experts that are modules of the program ----
+
+Recipe recipe_of_modules() {
+  Recipe recipe;
+  recipe.name = "experts of a program";
+  recipe.build = [] {
+    auto model = std::make_unique<Sequential>();
+    for (const char* name : {"0", "1"}) {
+      MoEConfig config;
+      config.dim = 12, config.experts = 5;
+      config.router = {.top_k = 2, .aux_loss = 0.05};
+      config.init = Normal{0.3};
+      model->append(name, std::make_unique<Residual>(std::make_unique<MoE>(config, [] {
+                      auto expert = std::make_unique<Sequential>();
+                      expert->append("norm", std::make_unique<LayerNorm>(12));
+                      expert->append("up", std::make_unique<Linear>(12, 16, true, Normal{0.3}));
+                      expert->append("act", std::make_unique<GELU>());
+                      expert->append("down", std::make_unique<Linear>(16, 12, false, Normal{0.3}));
+                      return expert;
+                    })));
+    }
+    return model;
+  };
+  recipe.loss = [] { return std::make_unique<MeanSquaredError>(); };
+  recipe.blocks = {"*"};
+  return recipe;
+}
+
+struct TrainingOfModules {
+  TrainingOfModules(Rank& rank, const Mesh& how)
+      : compute(rank.context),
+        mesh(rank.group(), how.shape),
+        built(build_parallel_model(recipe_of_modules(), mesh, compute, options_of(how))),
+        trainer(built, compute, {.max_norm = 0.5}) {}
+  double step() {
+    const auto [first, own] = chunk_of(kBatch, built.data.size(), built.data.rank());
+    const Tensor x(compute.context(), {own, 3, 12}), y(compute.context(), {own, 3, 12});
+    const auto from = static_cast<std::uint64_t>((trainer.steps() * kBatch + first) * 36);
+    RandomStream(5, "x").normal(from, x.count(), x.f32().data());
+    for (std::size_t i = 0; i < y.f32().size(); ++i) y.f32()[i] = std::sin(2 * x.f32()[i]);
+    const Batch batch{.inputs = {x}, .targets = {y}, .global_rows = kBatch};
+    return trainer.step({&batch, 1}, 5e-3).loss;
+  }
+  Compute compute;
+  DeviceMesh mesh;
+  ParallelModel built;
+  Trainer trainer;
+};
+
+Values whole_parameters(const ParallelModel& built) {
+  Values all;
+  for (Parameter* p : built.parameters()) {
+    const Tensor t = full(p->master());
+    all[p->path()].assign(t.f32().begin(), t.f32().end());
+  }
+  return all;
+}
+
+// The losses of one rank on every mesh, ddp and fsdp, recomputed or not, for five experts on two and three
+// ranks; and a checkpoint of one mesh on the others.
+TEST(MoEModel, ExpertsThatAreModules) {
+  const test::TemporaryFolder folder;
+  std::vector<double> expected;
+  Values saved;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    TrainingOfModules t(rank, {"one", mesh_of(1, 1, 1)});
+    EXPECT_EQ(t.built.model->parameter("1.branch.experts.up.weight")->global_shape(), (Shape{5, 16, 12}));
+    for (int i = 0; i < 4; ++i) expected.push_back(t.step());
+  });
+  EXPECT_LT(expected.back(), expected.front());
+  const std::vector<Mesh> meshes{{"ep 2", mesh_of(1, 2, 1)},
+                                 {"ep 3", mesh_of(1, 3, 1)},
+                                 {"dp 2 ep 2", mesh_of(2, 2, 1)},
+                                 {"recomputed", mesh_of(1, 2, 1), DataForm::ddp, false, AcMode::full},
+                                 {"fsdp ep 2", mesh_of(1, 2, 1), DataForm::fsdp},
+                                 {"fsdp dp 2 ep 2", mesh_of(2, 2, 1), DataForm::fsdp, false, AcMode::full}};
+  for (const Mesh& how : meshes)
+    test::run_ranks(Ranks::threads, how.shape.size(), [&](Rank& rank) {
+      SCOPED_TRACE(how.name);
+      TrainingOfModules t(rank, how);
+      for (int i = 0; i < 2; ++i) EXPECT_NEAR(t.step(), expected[static_cast<std::size_t>(i)], 1e-5) << i;
+      if (how.data != DataForm::fsdp || how.shape.size() != 4) return;
+      t.trainer.save(folder.path());
+      const Values all = whole_parameters(t.built);
+      if (rank.rank == 0) saved = all;
+    });
+  for (const Mesh& how : {Mesh{"one", mesh_of(1, 1, 1)}, meshes[1], meshes[4]})
+    test::run_ranks(Ranks::threads, how.shape.size(), [&](Rank& rank) {
+      SCOPED_TRACE(how.name);
+      TrainingOfModules t(rank, how);
+      t.trainer.load(folder.path());
+      EXPECT_EQ(whole_parameters(t.built), saved);
+      for (std::size_t i = 2; i < 4; ++i) EXPECT_NEAR(t.step(), expected[i], 1e-5) << i;
+    });
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const auto refused = [&](const Mesh& how) {
+      const DeviceMesh mesh(rank.group(), how.shape);
+      Recipe recipe = recipe_of_modules();
+      recipe.loss = [] { return std::make_unique<CrossEntropy>(); };
+      return test::error_text(ErrorCode::bad_argument, [&] {
+        return build_parallel_model(recipe, mesh, compute, options_of(how)).exact;
+      });
+    };
+    Mesh exact{"exact", mesh_of(1, 2, 1)};
+    exact.exact = Exact::yes;
+    EXPECT_THAT(refused(exact), ::testing::HasSubstr("exact: \"0.branch.experts\" is of kind"));
   });
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "weft/ep/expert_modules.hpp"
 #include "weft/ep/experts.hpp"
 #include "weft/ep/router.hpp"
 #include "weft/mesh/mesh.hpp"
@@ -58,11 +59,15 @@ class MoE : public Module {
  public:
   /// Throws the errors of MoEConfig::check() and Router.
   explicit MoE(const MoEConfig& config);
+  /// A mixture whose experts are modules of the program; see ExpertModules. config.hidden must be 0; kind,
+  /// init of experts and down_init are those of the modules. Throws the errors of ExpertModules, too.
+  MoE(const MoEConfig& config, MakeExpert make_expert);
   ~MoE() override;
 
   Router router;
-  Experts experts;
-  std::unique_ptr<SwiGLU> shared_expert;  ///< null: none
+  Experts experts;  ///< not a child, and without memory, if the experts are modules
+  std::unique_ptr<ExpertModules> expert_modules;  ///< null: the experts are packed
+  std::unique_ptr<SwiGLU> shared_expert;          ///< null: none
 
   const MoEConfig& config() const noexcept { return config_; }
   /// The axis that splits the experts; an empty mesh: none.
@@ -78,6 +83,8 @@ class MoE : public Module {
     makes_dy_ = makes_dy;
   }
   bool has_exact_rule() const override { return typeid(*this) == typeid(MoE); }
+  /// The parameters of the experts, the first dimension of which the expert axis cuts.
+  std::vector<Parameter*> expert_parameters() const;
 
  protected:
   OwnPlan class_plan() const override;
@@ -85,6 +92,8 @@ class MoE : public Module {
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
+  MoE(const MoEConfig& config, std::unique_ptr<ExpertModules> modules);
+  Module& expert_layer(const Tensor& x);
   TokenRoutes routes(const Tensor& experts, const Tensor& weights, const Tensor& tokens) const;
   Tensors choices_of_ranks(const Tensor& x, const Tensor& experts, const Tensor& weights, Frame& frame) const;
   Tensor sample_blocks(const Tensor& x, const TokenRoutes& routes, Frame& frame) const;

@@ -134,7 +134,8 @@ struct RouterReport {
 /// RouterBias::selects expert_bias; with weighs expert_share, the moving mean of update_router_bias().
 class Router : public Module {
  public:
-  /// Throws bad_argument unless 1 <= top_k <= experts, and for factors that are negative or not finite.
+  /// Throws bad_argument unless 1 <= top_k <= experts, for factors that are negative or not finite, and for a
+  /// capacity_factor without a capacity.
   Router(std::int64_t dim, std::int64_t experts, const RouterOptions& options, Init init = Normal{0.02});
 
   Linear gate;

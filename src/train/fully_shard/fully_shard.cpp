@@ -39,7 +39,9 @@ std::vector<Grouped> grouped(Module& root, const std::vector<std::string>& patte
   std::vector<Grouped> groups{{&root, {}}};
   std::vector<bool> matched(patterns.size(), false);
   std::vector<std::pair<Parameter*, std::size_t>> found;  // in which group each place is
-  const std::function<void(Module&, std::size_t)> look = [&](Module& module, std::size_t group) {
+  // `cut_alike`: the parameters of the group are all cut along `cut`
+  const std::function<void(Module&, std::size_t, bool)> look = [&](Module& module, std::size_t group,
+                                                                   bool cut_alike) {
     for (std::size_t i = 0; &module != &root && i < patterns.size(); ++i)
       if (matches(patterns[i], below(root.path(), module.path()))) {
         matched[i] = true;
@@ -47,17 +49,22 @@ std::vector<Grouped> grouped(Module& root, const std::vector<std::string>& patte
         group = groups.size();
         groups.push_back({&module, {}});
       }
-    if (&module != &root && groups.back().module != &module &&
-        std::ranges::any_of(module.own_parameters(),
-                            [&](const auto& own) { return cut_along(*own.second, cut); })) {
+    // The outermost module of which all is cut, since its own pass may run those below it; or one that has
+    // more, which is refused.
+    const auto is_cut = [&](const Parameter* p) { return cut_along(*p, cut); };
+    const std::vector<Parameter*> all = module.parameters();
+    const bool all_cut = !all.empty() && std::ranges::all_of(all, is_cut);
+    if (&module != &root && !cut_alike && groups.back().module != &module &&
+        (all_cut || std::ranges::any_of(module.own_parameters(),
+                                        [&](const auto& own) { return is_cut(own.second.get()); }))) {
       group = groups.size();
       groups.push_back({&module, {}});
     }
     for (const auto& [name, parameter] : module.own_parameters()) found.emplace_back(parameter.get(), group);
-    for (const auto& [name, child] : module.children()) look(*child, group);
+    for (const auto& [name, child] : module.children()) look(*child, group, cut_alike || all_cut);
   };
-  if (only.empty()) look(root, 0);
-  for (const std::string& path : only) look(root.get(path), 0);
+  if (only.empty()) look(root, 0, false);
+  for (const std::string& path : only) look(root.get(path), 0, false);
   for (std::size_t i = 0; i < patterns.size(); ++i)
     if (!matched[i]) bad(fmt::format("options.blocks: \"{}\" matches no module below the root", patterns[i]));
   for (Parameter* p : root.parameters()) {
