@@ -241,6 +241,16 @@ TEST(FromJson, ErrorsOfRecipesNameThePlace) {
        "recipe: model.children has 1; expected [name, layer]"},
       {R"({"model": {"layer": "Linear", "in": 1, "out": 1, "init": "x"}})",
        "recipe: model.init is \"x\"; expected a standard deviation, or {\"constant\": c}"},
+      {R"({"model": {"layer": "Sequential", "children": {}}})",
+       "recipe: model.children is {}; expected a list of [name, layer]"},
+      {R"({"model": {"layer": "LayerNorm", "dim": [1.5]}})",
+       "recipe: model.dim is [1.5]; expected a number, or a list of sizes"},
+      {R"({"transformer": {}, "transformers": 1})",
+       "recipe: it has no \"transformers\" (a recipe of a transformer); is transformer meant?"},
+      {R"({"weather": {}, "weathers": 1})",
+       "recipe: it has no \"weathers\" (a recipe of a weather model); is weather meant?"},
+      {R"({"moe": {}, "moes": 1})",
+       "recipe: it has no \"moes\" (a recipe of a mixture of experts); is moe meant?"},
       {R"({"transformer": {"dims": 8}})",
        "recipe: transformer has no \"dims\" (a transformer); is dim meant?"},
       {R"({"weather": {"size": 8}})", "recipe: weather has no \"size\" (a weather model)"}};
@@ -249,6 +259,12 @@ TEST(FromJson, ErrorsOfRecipesNameThePlace) {
   const std::string of_layer =
       test::error_text([] { return recipe_from_json(R"({"model": {"layer": "Dropout", "p": 2}})").name; });
   EXPECT_TRUE(of_layer.starts_with("bad_argument: recipe: model: ")) << of_layer;
+}
+
+TEST(FromJson, GroupsOfParametersHaveTheirKeys) {
+  expect_error(
+      ErrorCode::bad_argument, "options: groups[0] has no \"rat\" (a group of parameters); is rate meant?",
+      [] { return trainer_options_from_json(R"({"groups": [{"patterns": ["a"], "rat": 1}]})").max_norm; });
 }
 
 TEST(FromJson, LayersOfTheProgramAndAPlan) {
