@@ -162,6 +162,22 @@ def test_an_exception_of_one_rank_is_an_error_of_all(ranks, where, options):
     assert losses[0] == losses[1] == losses[2] == losses[3]
 
 
+def test_an_exception_ends_a_whole_training(ranks):
+    """Trainer.train raises it on its rank, and an error on the others."""
+    def program(group):
+        act = Faulty(8)
+        model = train.build_parallel_model(recipe(act, plan=PLAN), weft.Mesh(group, dp=2, tp=1), seed=3)
+        trainer = train.Trainer(model)
+
+        def step(number):
+            act.wrong = "backward" if (group.rank, number) == (1, 2) else None
+            return trainer.step(batch_of(model, number), 0.02)
+        with pytest.raises(KeyError if group.rank == 1 else weft.Error, match="in backward of mine" if group.rank == 1 else "failed on another rank of"):
+            trainer.train(5, step)
+        return trainer.steps
+    assert ranks(2, program) == [2, 2]
+
+
 def test_an_exception_in_evaluate(ranks):
     """The rank with the same rows learns of it in the pass, other data ranks at its end."""
     def program(group):
