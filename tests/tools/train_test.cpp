@@ -845,6 +845,23 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
          "the schedule is \"2f2b\"; expected one of gpipe");
   expect({"--ranks", "2", "--pp", "2", "--pipeline", "forward"},
          "pipeline \"forward\" has no backward passes");
+  const Words of_file = {"--ranks", "2", "--pp", "2", "--micro-batches", "2", "--pipeline"};
+  const auto with_file = [&](const char* name, const std::string& text) {
+    if (!text.empty()) std::ofstream(file(name)) << text;
+    Words words = of_file;
+    words.push_back(file(name));
+    return words;
+  };
+  const std::string head = "schedule own\nranks 2\nmicro-batches 3\nstages 0 1\nmemory 3 3\n",
+                    first =
+                        "0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0F2 0SEND_F2 0RECV_B1 0B0 0RECV_B2 0B1 0B2\n",
+                    second = "1: 1RECV_F0 1RECV_F1 1F0 1RECV_F2 1F1 1F2 1B0 1SEND_B0 1B1 1SEND_B1 1B2 ";
+  expect(with_file("other.txt", head + first + second + "1SEND_B2\n"),
+         "is for 2 ranks and 3 micro-batches; pp is 2 and micro-batches 2");
+  expect(with_file("lost.txt", head + first + second + "\n"), "0RECV_B2");
+  expect(with_file("wrong.txt", "schedule own\nranks two\n"), "wrong.txt");
+  EXPECT_NE(run(small(with_file("none.txt", ""))), 0);
+  EXPECT_THAT(err(), HasSubstr("none.txt"));
   expect({"--ranks", "8", "--pp", "8"}, "8 stages; the model has ");
   expect({"--micro-batches", "0"}, "micro-batches is 0; expected 1 or more");
   expect({"--micro-batches", "99"}, "micro-batches is 99; expected as many sequences for each of dp=1");
