@@ -35,6 +35,10 @@ RouterShape checked_shape(std::string_view call, const ConstTensorView& logits, 
         fmt::format("{}: top_k is {}; expected 1 to {}, the number of experts", call, s.top_k, s.experts));
   if (options.bias != RouterBias::none)
     ep::expect_view(call, "bias", bias, DType::f32, {s.experts}, ", one for each expert");
+  for (std::int64_t i = 0; options.bias != RouterBias::none && i < s.experts; ++i)
+    if (const float value = bias.as<float>()[static_cast<std::size_t>(i)]; !std::isfinite(value))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{}: bias[{}] is {}; expected finite numbers", call, i, value));
   return s;
 }
 

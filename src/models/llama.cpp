@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -257,6 +258,26 @@ std::size_t export_llama(const std::filesystem::path& checkpoint, const std::fil
   return entries.size();
 }
 
+namespace {
+
+// Throws if the head of a folder that says "tied" has other values than the embedding.
+void expect_tied_head(const std::filesystem::path& folder,
+                      const std::map<std::string, SafetensorsFile>& files, Context& context) {
+  const auto embedding = files.find("model.embed_tokens.weight");
+  if (embedding == files.end()) return;  // that is an error of its own
+  const Tensor head = files.at("lm_head.weight").read(context, "lm_head.weight"),
+               other = embedding->second.read(context, embedding->first);
+  if (head.dtype() != other.dtype() || head.shape() != other.shape() ||
+      std::memcmp(head.data(), other.data(), static_cast<std::size_t>(head.bytes())) != 0)
+    bad_llama(
+        fmt::format("\"{}\": config.json has tie_word_embeddings, and \"lm_head.weight\" differs from "
+                    "\"model.embed_tokens.weight\"; expected equal values, no \"lm_head.weight\", or "
+                    "tie_word_embeddings false",
+                    folder.string()));
+}
+
+}  // namespace
+
 TransformerConfig import_llama(const std::filesystem::path& folder, const std::filesystem::path& directory) {
   const std::string file = (folder / "config.json").string(), source = fmt::format("\"{}\"", file);
   const TransformerConfig config =
@@ -270,7 +291,11 @@ TransformerConfig import_llama(const std::filesystem::path& folder, const std::f
   for (const auto& [name, in] : files) {
     const std::string path = path_of_llama(name);
     // Older programs wrote the angles of the rotary positions, too; and a tied head.
-    if (name.ends_with(".rotary_emb.inv_freq") || (config.tied && name == "lm_head.weight")) continue;
+    if (name.ends_with(".rotary_emb.inv_freq")) continue;
+    if (config.tied && name == "lm_head.weight") {
+      expect_tied_head(folder, files, context);
+      continue;
+    }
     const auto shape = shapes.find(path);
     if (shape == shapes.end())
       bad_llama(

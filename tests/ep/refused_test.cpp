@@ -66,6 +66,13 @@ TEST_F(EpRefused, ViewsOfTheRouter) {
   const Tensor infinite = floats({3, 4});
   infinite.f32()[9] = INFINITY;
   EXPECT_EQ(route(infinite, experts, weights), "route_tokens: the logits of token 2 are not finite");
+  for (const RouterBias kind : {RouterBias::selects, RouterBias::weighs}) {
+    const Tensor bias = floats({4});
+    bias.f32()[1] = -INFINITY;
+    const RouterOptions options{.bias = kind};
+    EXPECT_EQ(refused([&] { route_tokens(logits, bias, options, experts, weights); }),
+              "route_tokens: bias[1] is -inf; expected finite numbers");
+  }
 
   RouterSums sums;
   EXPECT_EQ(refused([&] {

@@ -125,6 +125,7 @@ TEST(Llama, ReadsSeveralFilesAndOlderTensors) {
   int number = 0;
   for (const std::string& name : whole.names()) put(++number % 2, name, whole.read(context, name));
   put(0, "lm_head.weight", whole.read(context, "model.embed_tokens.weight"));
+  const Tensor head = kept.back();
   put(1, "model.layers.0.self_attn.rotary_emb.inv_freq", Tensor::zeros(context, {3}));
   std::filesystem::remove(folder / "llama" / "model.safetensors");
   for (int part = 0; part < 2; ++part)
@@ -142,6 +143,12 @@ TEST(Llama, ReadsSeveralFilesAndOlderTensors) {
     EXPECT_THAT(error_of([&] { return import_llama(folder / "llama", folder / "no"); }).what(),
                 testing::HasSubstr(text));
   };
+  head.f32()[3] += 1;
+  write_safetensors(folder / "llama" / "part-0.safetensors", parts[0], {});
+  says(
+      "config.json has tie_word_embeddings, and \"lm_head.weight\" differs from "
+      "\"model.embed_tokens.weight\"; "
+      "expected equal values, no \"lm_head.weight\", or tie_word_embeddings false");
   write(index, R"({"weight_map": {"model.norm.weight": "../part-0.safetensors"}})");
   says("\"model.norm.weight\" is in \"../part-0.safetensors\"; expected the name of a file of the folder");
   write(index, R"({"weights": 3})");

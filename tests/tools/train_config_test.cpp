@@ -167,9 +167,8 @@ TEST_F(TrainConfigTest, AMixtureOfExpertsIsAModelOfItsTable) {
   ASSERT_EQ(run({"train", "--config", write("run.toml", "[model]\nkind = 'moe'\n"), "--print-config"}), 0)
       << err();
   EXPECT_THAT(out(), HasSubstr("\nexperts = 8\n"));
-  ASSERT_EQ(run({"train", "--experts", "4", "--model", "dense", "--print-config"}), 0);
-  EXPECT_THAT(out(), HasSubstr("\nkind = 'dense'\n"));
-  EXPECT_THAT(out(), HasSubstr("\nexperts = 0\n"));
+  EXPECT_EQ(run({"train", "--experts", "4", "--model", "dense", "--print-config"}), 2);
+  EXPECT_THAT(err(), HasSubstr("experts is 4 with --model dense; expected 0, or --model moe"));
 }
 
 TEST_F(TrainConfigTest, WhatIsWrongInATableIsNamedWithItsLine) {

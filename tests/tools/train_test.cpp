@@ -1086,6 +1086,49 @@ TEST_F(TrainTest, ValuesOfATensorThatIsNoneAreAnError) {
                         "norm.weight\""));
 }
 
+// A run writes no file that it reads, and no file twice.
+TEST_F(TrainTest, AFileThatTheRunReadsIsNotWritten) {
+  const auto expect = [&](const Words& more, const std::string& text) {
+    Words words = small({});
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 2);
+    EXPECT_THAT(err(), HasSubstr(text));
+  };
+  const std::string text = file("mine");
+  const std::string kept(4000, 'x');
+  std::ofstream(text) << kept;
+  for (const char* const flag : {"--metrics", "--csv", "--values-file"}) {
+    Words words{"--text", text, flag, folder_.path().string() + "/./mine"};
+    if (std::string_view(flag) == "--values-file") words.insert(words.end(), {"--values-of", "loss"});
+    expect(words, fmt::format("{}: is \"{}/./mine\", the file of --text; expected another file", flag,
+                              folder_.path().string()));
+  }
+  std::filesystem::create_symlink(text, file("link.svg"));
+  expect({"--text", text, "--curves", file("link.svg")}, "the file of --text; expected another file");
+  expect({"--hash-every", "1", "--hash-file", file("new"), "--metrics", file("new")},
+         "--hash-file: is \"" + file("new") + "\", the file of --metrics; expected another file");
+  std::ifstream after(text);
+  EXPECT_EQ(std::string(std::istreambuf_iterator<char>(after), {}), kept);
+}
+
+TEST_F(TrainTest, OptionsOfOtherModelsAreRefused) {
+  const auto expect = [&](const Words& more, const std::string& text) {
+    Words words = small({});
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 2);
+    EXPECT_THAT(err(), HasSubstr(text));
+  };
+  expect({"--model", "dense", "--experts", "4"},
+         "experts is 4 with --model dense; expected 0, or --model moe");
+  expect(
+      {"--top-k", "3"},
+      "top-k is 3 with --model dense, a model of tokens without experts that has no such option; expected 2");
+  expect({"--capacity-factor", "1.5"}, "capacity-factor is 1.5 with --model dense");
+  expect({"--router", "sigmoid"}, "router is \"sigmoid\" with --model dense");
+  expect({"--stages-per-rank", "2"}, "stages-per-rank is 2 with pp 1; expected 0: there is no pipeline");
+  expect({"--until", "-2"}, "--until: is -2; expected a step, or -1");
+}
+
 TEST_F(TrainTest, ExactModeRefusesWithTheArithmetic) {
   const auto expect = [&](const Words& more, const std::string& text) {
     Words words = small({"--exact"});

@@ -50,6 +50,8 @@ class ConfigFile {
   void arrange(std::string table, const Keys& keys);
 
   bool print_asked() const noexcept { return print_; }
+  /// The file of --config. Empty: none.
+  const std::string& path() const noexcept { return path_; }
   /// Returns the text of a file that gives a run the present options.
   std::string text() const;
 

@@ -360,8 +360,39 @@ int start_ranks(const Flags& flags, const std::vector<std::string>& words) {
   return launch(options, command_of_a_rank(words, flags.ranks));
 }
 
-void check_together(const Flags& flags) {
+// The files that the run writes; a file that it reads, or a second one of these, must be another file.
+void expect_own_files(const Flags& flags, const std::string& config_file) {
+  namespace fs = std::filesystem;
+  const TrainConfig& c = flags.config;
+  std::vector<std::pair<const char*, fs::path>> others{
+      {"--config", config_file},
+      {"--text", c.is_of_maps() ? fs::path() : c.source.text},
+      {"--tokenizer", c.source.tokenizer},
+      {"--held-out-file", c.source.held_out_file},
+      {"--maps", c.maps.maps},
+      {"--targets", c.maps.targets},
+      {"--pipeline", c.pipeline}};
+  for (const auto& [flag, path] : {std::pair<const char*, fs::path>{"--metrics", flags.log.metrics},
+                                   {"--csv", flags.log.csv},
+                                   {"--curves", flags.log.curves},
+                                   {"--hash-file", flags.hash_file},
+                                   {"--values-file", flags.values_file}}) {
+    std::error_code failed;
+    if (path.empty()) continue;
+    for (const auto& [other, file] : others)
+      if (!file.empty() && (fs::equivalent(path, file, failed) ||
+                            fs::weakly_canonical(path, failed) == fs::weakly_canonical(file, failed)))
+        throw CLI::ValidationError(
+            flag, fmt::format("is \"{}\", the file of {}; expected another file", path.string(), other));
+    others.emplace_back(flag, path);
+  }
+}
+
+void check_together(const Flags& flags, const std::string& config_file) {
   flags.log.check();
+  expect_own_files(flags, config_file);
+  if (flags.until < -1)
+    throw CLI::ValidationError("--until", fmt::format("is {}; expected a step, or -1", flags.until));
   const bool resumes = flags.resume != "no";
   if (resumes && flags.save.empty())
     throw CLI::ValidationError("--resume", "needs --save, the folder to go on from");
@@ -492,7 +523,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
       };
       return;
     }
-    check_together(*flags);
+    check_together(*flags, file->path());
     chosen = [flags, &words] {
       return flags->ranks == 0 ? train_on_a_rank(*flags) : start_ranks(*flags, words);
     };

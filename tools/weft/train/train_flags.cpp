@@ -135,19 +135,23 @@ void expect_flags_of_kind(const TrainConfig& config) {
     defaults.emplace_back(std::string_view(flag).substr(2), shown(value));
   };
   std::size_t at = 0;
+  const char* const of = config.is_of_maps()    ? "maps"
+                         : config.has_experts() ? "tokens"
+                                                : "tokens without experts";
   const auto compare = [&](const char*, const auto& value, const char*) {
     const auto& [flag, normal] = defaults[at++];
     if (shown(value) != normal)
       bad_training(fmt::format("{} is {} with --model {}, a model of {} that has no such option; expected {}",
-                               flag, shown(value), config.kind, config.is_of_maps() ? "maps" : "tokens",
-                               normal));
+                               flag, shown(value), config.kind, of, normal));
   };
   if (config.is_of_maps()) {
     each_flag_of_tokens(usual, keep);
     each_flag_of_tokens(given, compare);
   } else {
     each_map_flag(usual, keep);
+    if (!config.has_experts()) each_expert_flag(usual, keep);
     each_map_flag(given, compare);
+    if (!config.has_experts()) each_expert_flag(given, compare);
   }
 }
 
