@@ -37,6 +37,7 @@ class RootPasses final : public Passes {
   Tensors backward(Module& module, Inputs dy, Frame& frame) const override {
     return passes_ ? passes_->backward(module, dy, frame) : own_backward(module, dy, frame);
   }
+  std::string exact_refusal() const override { return passes_ ? passes_->exact_refusal() : ""; }
   const DomainManager manager;
 
  private:

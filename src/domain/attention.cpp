@@ -5,6 +5,7 @@
 #include "domain/plans.hpp"
 #include "domain/rules.hpp"
 #include "weft/host/copy.hpp"
+#include "weft/nn/exact.hpp"
 #include "weft/nn/window_attention.hpp"
 
 namespace weft::domain {
@@ -53,10 +54,14 @@ class Recut {
     back_ = std::make_unique<Window>(Partition(maps->mesh(), maps->global, parts), back);
   }
   Tensor there(Frame& frame, const Tensor& maps) const {
-    return as_samples(run(frame, *there_, maps, there_->window_shape(maps.shape())), layout_);
+    const Tensor moved = run(frame, *there_, maps, there_->window_shape(maps.shape()));
+    // In exact mode parts are equal, and rows of windows are cut as the rows of maps are.
+    return frame.exact() ? moved.with_layout(layout_) : as_samples(moved, layout_);
   }
+  // `there` may be a contribution to a sum over ranks that split the heads.
   Tensor back(Frame& frame, const Tensor& there) const {
-    return run(frame, *back_, there, layout_->local_shape()).with_layout(layout_);
+    return run(frame, *back_, there, layout_->local_shape())
+        .with_layout(layouts::partial_as(layout_, there.layout()));
   }
 
   /// The layout of maps with one pixel for each window, sharded like the windows.
@@ -74,22 +79,33 @@ class Recut {
 
 class WindowAttentionPasses final : public MapPasses {
  public:
-  using MapPasses::MapPasses;
+  explicit WindowAttentionPasses(const DeviceMesh& axes)
+      : MapPasses(axes), axes_(axes.shape().axis_count()) {}
+  std::string exact_refusal() const override {
+    return axes_ == 1 ? ""
+                      : "is cut in rows and in columns, which has no rule for exact mode; expected one axis";
+  }
 
  private:
   Tensors forward_cut(Module& module, const Tensor& x, Frame& frame) const override {
     auto& attention = dynamic_cast<WindowAttention&>(module);
     const auto& config = attention.config();
     expect(module, x, config);
+    if (frame.exact()) expect_exact_rows(module, x, config);
     const auto recut = plans_.of(x.layout(), [&] { return Recut(x.layout(), config); });
-    return {recut->back(frame, attention.forward_part(recut->there(frame, x), frame, recut->windows)[0])};
+    // In exact mode the norm has the rows of maps, and its sums are over blocks of them.
+    const Tensor there = frame.exact() ? recut->there(frame, attention.norm.forward(x, frame)[0])
+                                       : attention.norm.forward(recut->there(frame, x), frame)[0];
+    return {recut->back(frame, attention.forward_part(there, frame, recut->windows)[0])};
   }
   Tensors backward_cut(Module& module, const Tensor& dy, const LayoutRef& of_x, Frame& frame) const override {
     auto& attention = dynamic_cast<WindowAttention&>(module);
     const auto& config = attention.config();
     expect_gradient(module, dy, of_x->local_shape(), of_x, as_activation(dy));
     const auto recut = plans_.of(of_x, [&] { return Recut(of_x, config); });
-    return {recut->back(frame, attention.backward_part(recut->there(frame, dy), frame, recut->windows)[0])};
+    const Tensor dthere = attention.backward_part(recut->there(frame, dy), frame, recut->windows);
+    if (frame.exact()) return attention.norm.backward(recut->back(frame, dthere), frame);
+    return {recut->back(frame, attention.norm.backward(dthere, frame)[0])};
   }
 
   static void expect(const Module& module, const Tensor& t, const WindowAttentionConfig& config) {
@@ -104,6 +120,15 @@ class WindowAttentionPasses final : public MapPasses {
               "{} is {}; expected (batch, {}, height, width), height and width in whole windows of {}x{}",
               what.text(), to_string(whole), config.dim, config.window, config.window));
   }
+  // Throws unless ranks cut the rows alone, and have equally many rows of windows.
+  static void expect_exact_rows(const Module& module, const Tensor& x, const WindowAttentionConfig& config) {
+    const TensorName what = layouts::named(module, "x in exact mode");
+    layouts::expect_whole_dim(what, x, "window attention", kWidth);
+    const Parts rows = parts_of(x.layout(), kHeight);
+    expect_exact_parts(fmt::format("{}: rows of windows of {}", what.text(), config.window),
+                       rows.size / config.window, static_cast<int>(rows.ranges.size()));
+  }
+  int axes_;
   Plans<Recut> plans_;
 };
 

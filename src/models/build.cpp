@@ -60,10 +60,10 @@ void expect_exact(Module& model, const BuildOptions& options, const ParallelMode
     throw Error(ErrorCode::bad_argument,
                 fmt::format("exact: the hook \"{}\" of the reducer has no rule for exact mode",
                             options.reducer.hook.name));
-  if (built.loss != nullptr && dynamic_cast<const CrossEntropy*>(built.loss.get()) == nullptr)
+  if (built.loss != nullptr && !built.loss->has_exact_rule())
     throw Error(ErrorCode::bad_argument,
-                "exact: the loss of the recipe has no rule for exact mode; expected a "
-                "CrossEntropy");
+                "exact: the loss of the recipe has no rule for exact mode; expected a CrossEntropy, a "
+                "MeanSquaredError or a BinaryCrossEntropy");
   expect_exact(model, built.stages ? built.mesh_of_stage() : built.mesh);
 }
 
@@ -254,7 +254,6 @@ ModelBuilder::ModelBuilder(Recipe recipe, const DeviceMesh& mesh, Compute& compu
       refuse(fmt::format("data_axis \"{}\" and tensor_axis \"{}\" share an axis of {}; expected two apart",
                          options_.data_axis, options_.tensor_axis, to_string(built_.mesh.shape())));
   for (const std::string& axis : options_.domain_axes) {
-    if (options_.exact == Exact::yes) refuse("exact: domain_axes have no rule for exact mode; expected none");
     const DeviceMesh cut = mesh_[axis];
     for (const int of_root : cut.root_axes())
       if (std::ranges::count(built_.data.root_axes(), of_root) > 0 ||

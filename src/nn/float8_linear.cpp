@@ -122,6 +122,7 @@ class Float8LinearPasses : public Passes {
 
   Tensors forward(Module& module, Inputs inputs, Frame& frame) const override;
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override;
+  std::string exact_refusal() const override;
   const Float8LinearOptions& options() const noexcept { return layers_->options(); }
 
  private:
@@ -380,10 +381,8 @@ void Float8Linears::convert(const std::shared_ptr<Float8Linears>& self, Linear& 
 // In exact mode a product is rescaled on each rank before the ranks add their products. This gives the bits
 // of one rank if all ranks have the same scales, and if these are powers of two. Gradients of weights, which
 // may overflow if the loss is scaled, are rescaled block by block.
-std::string Float8Linears::exact_refusal(const Module& module) {
-  const auto* const passes = dynamic_cast<const Float8LinearPasses*>(module.passes().get());
-  if (passes == nullptr) return "has other passes, which have no rule for exact mode";
-  const Float8LinearOptions& o = passes->options();
+std::string Float8LinearPasses::exact_refusal() const {
+  const Float8LinearOptions& o = options();
   if (o.recipe == Float8Recipe::tensorwise)
     return "is a float8 layer of the recipe tensorwise; expected rowwise or rowwise_gw_hp, whose scales are "
            "powers of two";

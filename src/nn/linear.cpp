@@ -148,8 +148,8 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const std::int64_t tokens = in == 0 ? 0 : x.count() / in;
   const int last = x.shape().rank() - 1;
   const Tensor operand = as_operand(frame, dy, w);
-  const LayoutRef of_dw =
-      layouts::partial_as(layouts::gradient_of(w.layout(), x.layout(), last), dy.layout());
+  LayoutRef of_dw = layouts::partial_as(layouts::gradient_of(w.layout(), x.layout(), last), dy.layout());
+  if (frame.exact() && last > 2) of_dw = exact::summed_over_positions(of_dw, x.layout());
   frame.later([this, kept, operand, of_dw, in, out, tokens, exact = frame.exact()](Frame& f) {
     accumulate_weight(f, kept, of_dw, [&](const Tensor& dw, bool add) {
       if (exact) return exact::weight_gradient(f, *this, operand, kept[0], dw, add);

@@ -164,6 +164,36 @@ Tensors exact_norm_backward(const Module& module, const Tensor& dy, Frame& frame
   return {dx};
 }
 
+// Channel norm in exact mode. dx of a pixel is a sum over its channels alone.
+Tensors exact_channel_norm_backward(const Module& module, const Tensor& dy, Frame& frame, Parameter& gain,
+                                    Parameter& bias, Memory memory) {
+  const Tensors kept = frame.pop(module);
+  const Tensor &x = kept[0], &mean = kept[1], &inv_std = kept[2];
+  const Tensor g = widened(frame, gain.weight());
+  expect_gradient(module, dy, x.shape(), x.layout());
+  const Tensor dx = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
+  const Tensor unused = frame.compute().zeros({2, g.count()});
+  kernels::channel_norm_backward(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(),
+                                 g.data_ptr<float>(), mean.data_ptr<float>(), inv_std.data_ptr<float>(),
+                                 dx.data_ptr<float>(), unused.data_ptr<float>(),
+                                 unused.data_ptr<float>() + g.count(), map_shape(x));
+  Parameter* const parameters[] = {&gain, &bias};
+  const std::int64_t channels = x.size(1), pixels = map_shape(x).pixels,
+                     row = x.shape().rank() > 2 && x.size(2) > 0 ? pixels / x.size(2) : pixels;
+  exact::over_rows(
+      frame, module, x, parameters, [&](std::int64_t sample, Chunk rows, std::span<float* const> sums) {
+        for (std::int64_t c = 0; c < channels; ++c)
+          for (std::int64_t p = rows.offset * row; p < (rows.offset + rows.size) * row; ++p) {
+            const std::int64_t at = (sample * channels + c) * pixels + p, of = sample * pixels + p;
+            const float d = dy.data_ptr<float>()[at];
+            sums[0][c] +=
+                d * ((x.data_ptr<float>()[at] - mean.data_ptr<float>()[of]) * inv_std.data_ptr<float>()[of]);
+            sums[1][c] += d;
+          }
+      });
+  return {dx};
+}
+
 }  // namespace
 
 LayerNorm::LayerNorm(std::int64_t dim, double eps) : LayerNorm(Shape{dim}, eps) {}
@@ -258,6 +288,7 @@ Tensors ChannelNorm::do_forward(Inputs inputs, Frame& frame) {
 
 Tensors ChannelNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
+  if (frame.exact()) return exact_channel_norm_backward(*this, gradients[0], frame, *g, *b, dx_memory());
   return norm_backward(*this, gradients[0], frame, *g, *b, dx_memory(), -1,
                        [&](const Tensor& dy, const Tensor& x, const float* gain, const float* mean,
                            const float* inv, const Tensor& dx, float* dgain, float* dbias) {

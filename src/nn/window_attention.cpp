@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "nn/exact/sums.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
@@ -42,12 +43,12 @@ Shape windows_shape(const Shape& maps, std::int64_t w) {
 }
 
 // q, k, v: (batch, windows, pixels, heads · head_dim), of this rank. Throws layout if a head is split, or if
-// windows are not whole.
+// windows are not whole. In exact mode ranks may have different windows of one map.
 kernels::FullAttentionShape share_of_heads(const Module& module, std::int64_t head_dim, const Tensor& q,
-                                           const Tensor& k, const Tensor& v) {
+                                           const Tensor& k, const Tensor& v, bool exact) {
   const TensorName what = layouts::named(module, "q");
   layouts::expect_whole(what, q, "attention", false);
-  for (const int dim : {1, 2}) layouts::expect_whole_dim(what, q, "window attention", dim);
+  for (int dim = exact ? 2 : 1; dim < 3; ++dim) layouts::expect_whole_dim(what, q, "window attention", dim);
   layouts::expect_same(layouts::named(module, "k"), k.layout(), q.layout(), "as q");
   layouts::expect_same(layouts::named(module, "v"), v.layout(), q.layout(), "as q");
   if (q.shape().back() % head_dim != 0)
@@ -58,6 +59,32 @@ kernels::FullAttentionShape share_of_heads(const Module& module, std::int64_t he
             what.text(), q.shape().back(), head_dim));
   const std::int64_t heads = q.shape().back() / head_dim;
   return {q.size(0) * q.size(1), q.size(2), q.size(2), heads, heads, head_dim};
+}
+
+// The layout of a tensor with this global shape, cut in dimension `to` where `layout` is cut in `from`.
+LayoutRef cut_in(const LayoutRef& layout, int from, int to, const Shape& global) {
+  if (layout == nullptr) return nullptr;
+  Placements placements = layout->placements;
+  bool cut = false;
+  for (Placement& p : placements)
+    if (is_shard(p, from)) p = Shard{to}, cut = true;
+  return cut ? make_layout(layout->mesh(), std::move(placements), global)
+             : layouts::with_global(layout, global);
+}
+
+// dbias: (blocks of samples, queries · keys), each the sum over the windows of these samples on all ranks.
+// run(windows, dbias) computes the gradients of these windows, and overwrites dbias.
+template <class Run>
+Tensor exact_bias_gradient(const Module& module, Frame& frame, const Tensor& q,
+                           const kernels::FullAttentionShape& s, const Run& run) {
+  const exact::SampleBlocks blocks = exact::blocks_of(layouts::named(module, "q"), q, 1);
+  const std::int64_t width = s.queries * s.keys;
+  const Tensor one = frame.compute().make({width});
+  return exact::block_sums<float>(
+      frame, q.layout(), blocks, width, [&](std::int64_t sample, Chunk windows, float* sum) {
+        run(Chunk{sample * blocks.positions + windows.offset, windows.size}, one.data_ptr<float>());
+        kernels::add(frame.kernels(), sum, one.data_ptr<float>(), sum, width);
+      });
 }
 
 }  // namespace
@@ -90,6 +117,7 @@ Tensor PositionBias::coordinates(Frame& frame, const LayoutRef& scores) const {
     for (std::int64_t j = -window_; j <= window_; ++j)
       *at++ = static_cast<float>(i), *at++ = static_cast<float>(j);
   const Tensor there = to_device(context, table, frame.compute().stream());
+  if (frame.exact()) return exact_copies(frame, there, scores);
   if (scores == nullptr) return there;
   std::int64_t copies = 1;
   Placements placements(scores->placements.size(), Replicate{});
@@ -101,6 +129,19 @@ Tensor PositionBias::coordinates(Frame& frame, const LayoutRef& scores) const {
   }
   return there.with_layout(
       replicated_layout(scores->mesh(), {copies, offsets(), 2})->with(std::move(placements)));
+}
+
+// A copy for each block of samples, as if it were a sample of its own.
+Tensor PositionBias::exact_copies(Frame& frame, const Tensor& one, const LayoutRef& scores) const {
+  const int copies = exact::blocks_here(layouts::named(*this, "scores"), scores, 0);
+  const Tensor all = frame.compute().make({copies, offsets(), 2});
+  for (int i = 0; i < copies; ++i)
+    std::copy_n(one.data_ptr<float>(), one.count(), all.data_ptr<float>() + i * one.count());
+  if (scores == nullptr) return all;
+  Placements placements(scores->placements.size(), Replicate{});
+  for (std::size_t axis = 0; axis < placements.size(); ++axis)
+    if (is_shard(scores->placements[axis], 0)) placements[axis] = Shard{0};
+  return all.with_layout(make_layout(scores->mesh(), std::move(placements), {kExactBlocks, offsets(), 2}));
 }
 
 Tensor PositionBias::rows(Frame& frame) const {
@@ -193,32 +234,50 @@ OwnPlan WindowAttention::class_plan() const {
                      {"to_out", "row"}}};
 }
 
-Tensors WindowAttention::do_forward(Inputs inputs, Frame& frame) {
-  expect_count(inputs, 1, "inputs");
-  return forward_windows(inputs[0], frame, nullptr);
-}
+namespace {
 
-Tensors WindowAttention::forward_windows(const Tensor& x, Frame& frame, const LayoutRef& part) {
-  const std::int64_t w = config_.window;
-  const TensorName what = layouts::named(*this, "x");
-  if (x.shape().rank() != 4 || x.size(1) != config_.dim)
+void expect_windows(const TensorName& what, const Tensor& x, const WindowAttentionConfig& config) {
+  const std::int64_t w = config.window;
+  if (x.shape().rank() != 4 || x.size(1) != config.dim)
     throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)",
-                                                     what.text(), to_string(x.shape()), config_.dim));
+                                                     what.text(), to_string(x.shape()), config.dim));
   if (x.size(2) % w != 0 || x.size(3) % w != 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected height and width in whole windows of {}x{}", what.text(),
                             to_string(x.shape()), w, w));
-  for (const int dim : {2, 3}) layouts::expect_whole_dim(what, x, "window attention", dim);
+}
+
+}  // namespace
+
+Tensors WindowAttention::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 1, "inputs");
+  expect_windows(layouts::named(*this, "x"), inputs[0], config_);
+  return forward_windows(norm.forward(inputs[0], frame)[0], frame, nullptr);
+}
+
+bool WindowAttention::has_exact_rule() const {
+  if (typeid(*this) != typeid(WindowAttention)) return false;
+  const LayoutRef& layout = to_q.weight->layout();
+  for (std::size_t axis = 0; layout != nullptr && axis < layout->placements.size(); ++axis)
+    if (layout->mesh_shape().size(static_cast<int>(axis)) > 1 && is_shard(layout->placements[axis], 0))
+      return false;
+  return true;
+}
+
+Tensors WindowAttention::forward_windows(const Tensor& x, Frame& frame, const LayoutRef& part) {
+  const std::int64_t w = config_.window;
+  const TensorName what = layouts::named(*this, "norm(x)");
+  expect_windows(what, x, config_);
+  for (int dim = frame.exact() ? 3 : 2; dim < 4; ++dim)
+    layouts::expect_whole_dim(what, x, "window attention", dim);
   Compute& compute = frame.compute();
-  const Tensor normal = norm.forward(x, frame)[0];
   const Cut cut = cut_of(x.shape(), config_.windows, w);
   const Shape windows = windows_shape(x.shape(), w);
-  const Tensor tokens =
-      permuted(frame, normal, cut.maps, cut.order, windows,
-               layouts::with_global(normal.layout(), windows_shape(layouts::global_shape(normal), w)));
+  const Tensor tokens = permuted(frame, x, cut.maps, cut.order, windows,
+                                 cut_in(x.layout(), 2, 1, windows_shape(layouts::global_shape(x), w)));
   const Tensor q = to_q.forward(tokens, frame)[0], k = to_k.forward(tokens, frame)[0],
                v = to_v.forward(tokens, frame)[0];
-  const kernels::FullAttentionShape s = share_of_heads(*this, config_.head_dim, q, k, v);
+  const kernels::FullAttentionShape s = share_of_heads(*this, config_.head_dim, q, k, v, frame.exact());
   const Tensor table = dpb.forward(dpb.coordinates(frame, q.layout()), frame)[0];
   const Tensor rows = dpb.rows(frame);
   const Tensor bias = compute.make({s.queries, s.keys});
@@ -229,7 +288,7 @@ Tensors WindowAttention::forward_windows(const Tensor& x, Frame& frame, const La
   const auto finish = [&]() -> Tensors {
     const Tensor y = to_out.forward(out, frame)[0];
     return {permuted(frame, y, cut.windows, cut.back, x.shape(),
-                     layouts::with_global(y.layout(), layouts::global_shape(x)), out_memory())};
+                     cut_in(y.layout(), 1, 2, layouts::global_shape(x)), out_memory())};
   };
   if (drops(frame)) {
     const Shape shape{q.size(0), q.size(1), s.heads, s.queries, s.keys};
@@ -258,10 +317,10 @@ Tensors WindowAttention::forward_windows(const Tensor& x, Frame& frame, const La
 
 Tensors WindowAttention::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
-  return backward_windows(gradients[0], frame, nullptr);
+  return norm.backward(backward_windows(gradients[0], frame, nullptr), frame);
 }
 
-Tensors WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const LayoutRef& part) {
+Tensor WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const LayoutRef& part) {
   Compute& compute = frame.compute();
   const std::int64_t w = config_.window;
   const TensorName what = layouts::named(*this, "dy");
@@ -270,44 +329,64 @@ Tensors WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const 
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected (batch, {}, height, width) in whole windows of {}x{}",
                             what.text(), to_string(dy.shape()), config_.dim, w, w));
-  for (const int dim : {1, 2, 3}) layouts::expect_whole_dim(what, dy, "window attention", dim);
+  for (const int dim : {1, 2, 3})
+    if (dim != 2 || !frame.exact()) layouts::expect_whole_dim(what, dy, "window attention", dim);
   const Cut cut = cut_of(dy.shape(), config_.windows, w);
-  const Tensor dwindows =
-      permuted(frame, dy, cut.maps, cut.order, windows_shape(dy.shape(), w),
-               layouts::with_global(dy.layout(), windows_shape(layouts::global_shape(dy), w)));
+  const Tensor dwindows = permuted(frame, dy, cut.maps, cut.order, windows_shape(dy.shape(), w),
+                                   cut_in(dy.layout(), 2, 1, windows_shape(layouts::global_shape(dy), w)));
   const Tensor dout = widened(frame, to_out.backward(dwindows, frame)[0]);
   const Tensors kept = frame.pop(*this);
   const Tensor q = widened(frame, kept[0]), k = widened(frame, kept[1]), v = widened(frame, kept[2]),
                &bias = kept[3], &table = kept[6];
   layouts::expect_same(layouts::named(*this, "d(out)"), dout.layout(), q.layout(), "as out");
-  const kernels::FullAttentionShape s = share_of_heads(*this, config_.head_dim, q, k, v);
+  const kernels::FullAttentionShape s = share_of_heads(*this, config_.head_dim, q, k, v, frame.exact());
   const Tensor dq = compute.make(q.shape()).with_layout(q.layout());
   const Tensor dk = compute.make(k.shape()).with_layout(k.layout());
   const Tensor dv = compute.make(v.shape()).with_layout(v.layout());
-  const Tensor dbias = compute.make(bias.shape());
-  if (drops(frame)) {
+  // Computes the gradients of these windows. Exact mode adds those of the bias block by block.
+  const bool drop = drops(frame);
+  Tensor ddropped, dweights;
+  if (drop) {
     const Tensor &weights = kept[4], &dropped = kept[5];
-    const Tensor ddropped = compute.make(weights.shape()).with_layout(weights.layout());
+    ddropped = compute.make(weights.shape()).with_layout(weights.layout());
     kernels::attention_apply_backward(frame.kernels(), dout.data_ptr<float>(), dropped.data_ptr<float>(),
                                       v.data_ptr<float>(), ddropped.data_ptr<float>(), dv.data_ptr<float>(),
                                       s);
     const LayoutRef of_dropped = part ? of_part(part, q.layout(), config_.heads, s.queries) : nullptr;
-    const Tensor dweights = dropped_of(frame, ddropped, of_dropped,
-                                       [&](const Tensor& t) { return dropout.backward(t, frame)[0]; });
-    kernels::attention_weights_backward(
-        frame.kernels(), dweights.data_ptr<float>(), weights.data_ptr<float>(), q.data_ptr<float>(),
-        k.data_ptr<float>(), dq.data_ptr<float>(), dk.data_ptr<float>(), dbias.data_ptr<float>(), s);
+    dweights = dropped_of(frame, ddropped, of_dropped,
+                          [&](const Tensor& t) { return dropout.backward(t, frame)[0]; });
+  }
+  const Tensor out = drop ? Tensor() : widened(frame, kept[4]);
+  const auto run = [&](Chunk windows, float* dbias) {
+    kernels::FullAttentionShape of = s;
+    of.batch = windows.size;
+    const std::int64_t at = windows.offset * s.queries * s.heads * s.head_dim,
+                       rows = windows.offset * s.heads * s.queries;
+    if (drop)
+      kernels::attention_weights_backward(frame.kernels(), dweights.data_ptr<float>() + rows * s.keys,
+                                          kept[4].data_ptr<float>() + rows * s.keys, q.data_ptr<float>() + at,
+                                          k.data_ptr<float>() + at, dq.data_ptr<float>() + at,
+                                          dk.data_ptr<float>() + at, dbias, of);
+    else
+      kernels::full_attention_backward(
+          frame.kernels(), dout.data_ptr<float>() + at, q.data_ptr<float>() + at, k.data_ptr<float>() + at,
+          v.data_ptr<float>() + at, bias.data_ptr<float>(), out.data_ptr<float>() + at,
+          kept[5].data_ptr<float>() + rows * kernels::kSoftmaxTerms, dq.data_ptr<float>() + at,
+          dk.data_ptr<float>() + at, dv.data_ptr<float>() + at, dbias, of);
+  };
+  Tensor dbias;
+  if (frame.exact()) {
+    dbias = exact_bias_gradient(*this, frame, q, s, run);
   } else {
-    const Tensor out = widened(frame, kept[4]), &softmax = kept[5];
-    kernels::full_attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
-                                     k.data_ptr<float>(), v.data_ptr<float>(), bias.data_ptr<float>(),
-                                     out.data_ptr<float>(), softmax.data_ptr<float>(), dq.data_ptr<float>(),
-                                     dk.data_ptr<float>(), dv.data_ptr<float>(), dbias.data_ptr<float>(), s);
+    dbias = compute.make({1, s.queries * s.keys});
+    run({0, s.batch}, dbias.data_ptr<float>());
   }
   const Tensor rows = dpb.rows(frame);
   const Tensor dtable = compute.zeros(table.shape()).with_layout(table.layout());
-  kernels::embedding_backward(frame.kernels(), rows.data_ptr<std::int64_t>(), dbias.data_ptr<float>(),
-                              dtable.data_ptr<float>(), rows.count(), dpb.offsets(), 1);
+  for (std::int64_t i = 0; i < dbias.size(0); ++i)
+    kernels::embedding_backward(frame.kernels(), rows.data_ptr<std::int64_t>(),
+                                dbias.data_ptr<float>() + i * dbias.size(1),
+                                dtable.data_ptr<float>() + i * dpb.offsets(), rows.count(), dpb.offsets(), 1);
   dpb.backward(dtable, frame);
   const Tensor through_v = to_v.backward(cast(frame, dv, dy.dtype()), frame)[0];
   const Tensor through_k = to_k.backward(cast(frame, dk, dy.dtype()), frame)[0];
@@ -315,11 +394,9 @@ Tensors WindowAttention::backward_windows(const Tensor& dy, Frame& frame, const 
   const TensorName sum = layouts::named(*this, "d(norm(x))");
   const Tensor dtokens =
       add_tensors(add_tensors(through_v, through_k, compute, sum), through_q, compute, sum);
-  const Tensor dnormal =
-      permuted(frame, dtokens, cut.windows, cut.back, dy.shape(),
-               layouts::with_global(dtokens.layout(), layouts::global_shape(dy)),
-               norm.after().empty() ? Memory::local : Memory::shared);  // that boundary sums it
-  return norm.backward(dnormal, frame);
+  return permuted(frame, dtokens, cut.windows, cut.back, dy.shape(),
+                  cut_in(dtokens.layout(), 1, 2, layouts::global_shape(dy)),
+                  norm.after().empty() ? Memory::local : Memory::shared);  // that boundary sums it
 }
 
 }  // namespace weft

@@ -31,6 +31,7 @@ TEST_P(ExactMutants, IsFound) {
 }
 
 constexpr const char* kMeshes = "Exact.DataAndTensorAndSequenceParallel";
+constexpr const char* kMaps = "ExactMaps.DomainAndData";
 constexpr const char* kExperts = "MoEModel.ExactRulesOfExperts";
 
 INSTANTIATE_TEST_SUITE_P(
@@ -58,6 +59,11 @@ INSTANTIATE_TEST_SUITE_P(
         // Attention that stays inside documents.
         Mutant{"document_borders_ignored", "PackedDocuments.AttentionEqualsLoopsWithAMask", "y ["},
         Mutant{"documents_of_no_stage", "PackedDocuments.TrainAsRowsOfTheirOwnOnEveryMesh", "pipeline"},
+        // Maps: the rows of weights, norms, biases of positions, and the loss.
+        Mutant{"exact_map_dw_whole", kMaps, "domain 2: step 0: gradient of layers.0.0.to_q.weight"},
+        Mutant{"exact_map_norm_whole", kMaps, "domain 2: step 0: gradient of layers.0.0.norm.g"},
+        Mutant{"exact_bias_whole", kMaps, "domain 2: step 0: gradient of layers.0.0.dpb.layers."},
+        Mutant{"exact_map_loss_whole", kMaps, "loss has other bits"},
         // Kernels on which all this rests.
         Mutant{"exact_kernel_differs", "Exact.Threads",
                "exact: the product 37 x 45 x 24 in f32 has other bits if rows are cut in two"},
@@ -65,8 +71,9 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& m) { return std::string(m.param.name); });
 
 TEST(ExactWithoutMutants, Passes) {
-  const test::CommandOutput o =
-      exact_tests("none", "Exact.DataAnd*:Exact.Shared*:Exact.Vocabulary:MoEModel.ExactRulesOfExperts");
+  const test::CommandOutput o = exact_tests(
+      "none",
+      "Exact.DataAnd*:Exact.Shared*:Exact.Vocabulary:ExactMaps.DomainAndData:MoEModel.ExactRulesOfExperts");
   EXPECT_EQ(o.status, 0) << o.text;
 }
 

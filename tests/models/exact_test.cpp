@@ -16,6 +16,7 @@
 #include "support/masked_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/domain/loss.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/recipe.hpp"
 #include "weft/models/trainer.hpp"
@@ -354,9 +355,9 @@ TEST(Exact, NamesALayerWithoutARule) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}});
     Sequential root;
     root.append("first", std::make_unique<Linear>(8, 8));
-    root.append("second", std::make_unique<ChannelNorm>(8));
+    root.append("second", std::make_unique<GroupNorm>(2, 8));
     EXPECT_EQ(test::error_text([&] { expect_exact(root, mesh); }),
-              "bad_argument: exact: \"second\" is of kind ChannelNorm, which has no rule for exact mode");
+              "bad_argument: exact: \"second\" is of kind GroupNorm, which has no rule for exact mode");
   });
 }
 
@@ -368,12 +369,13 @@ TEST(Exact, RefusesALossWithoutARule) {
     recipe.name = "line";
     recipe.build = [] { return std::make_unique<Linear>(8, 8); };
     recipe.split = [](Module&, const DeviceMesh&, const BuildOptions&) {};
-    recipe.loss = [] { return std::make_unique<MeanSquaredError>(); };
+    recipe.loss = [] { return std::make_unique<MapSquaredError>(); };
     BuildOptions options;
     options.exact = Exact::yes;
     EXPECT_EQ(
         test::error_text([&] { build_parallel_model(recipe, mesh, compute, options); }),
-        "bad_argument: exact: the loss of the recipe has no rule for exact mode; expected a CrossEntropy");
+        "bad_argument: exact: the loss of the recipe has no rule for exact mode; expected a CrossEntropy, a "
+        "MeanSquaredError or a BinaryCrossEntropy");
   });
 }
 

@@ -125,9 +125,6 @@ TEST(Recipe, RefusesOptionsWithoutMeaning) {
     expect(weather, cut,
            "build_parallel_model: domain_axes has \"tp\", a data or tensor axis of dp=1 x tp=1; expected "
            "another");
-    cut.exact = Exact::yes;
-    expect(weather, cut,
-           "build_parallel_model: exact: domain_axes have no rule for exact mode; expected none");
     ParallelModel built = build_parallel_model(weather, mesh, compute);
     expect_error(ErrorCode::bad_argument, "transformer_of: the model is no Transformer",
                  [&] { return transformer_of(built).config().dim; });

@@ -320,6 +320,19 @@ TEST_F(TrainWeatherTest, ResumesOnAnotherMesh) {
   EXPECT_NE(run({"sample", file("run")}), 0);
 }
 
+// An elastic run on fewer ranks than its mesh needs takes a smaller domain axis, and what is left is spare.
+TEST_F(TrainWeatherTest, AnElasticRunTakesADomainAxisThatFits) {
+  const auto elastic = [&](const char* ranks, const char* save) {
+    return run(weather({"--ranks", ranks, "--elastic", "1:3", "--domain", "2", "--save", file(save),
+                        "--save-every", "4", "--until", "4"}));
+  };
+  ASSERT_EQ(elastic("3", "three"), 0) << err();
+  EXPECT_THAT(unfolded(), HasSubstr("mesh dp=1 x tp=1 x domain=2"));
+  EXPECT_THAT(out(), HasSubstr("1 of 3 ranks are spare"));
+  ASSERT_EQ(elastic("1", "one"), 0) << err();
+  EXPECT_THAT(unfolded(), HasSubstr("mesh dp=1 x tp=1,"));
+}
+
 TEST_F(TrainWeatherTest, LearnsMapsOfAFile) {
   std::vector<float> numbers(12 * 4 * 4 * 4);
   for (std::size_t i = 0; i < numbers.size(); ++i)
@@ -384,9 +397,27 @@ TEST_F(TrainWeatherTest, WhatAKindDoesNotHaveIsRefusedByName) {
   refused({"--pp", "2", "--ranks", "2"},
           "pp is 2 with --model weather; expected 1: the stage is no pipeline");
   refused({"--ep", "2", "--ranks", "2"}, "ep is 2; expected 1, since the model has no experts");
-  refused({"--exact"},
-          "exact is on with --model weather; expected off: window attention, layers of maps and their loss "
-          "have no rule for exact mode");
+  refused(
+      {"--exact", "--tp", "2", "--ranks", "2"},
+      "exact with --model weather over tp=2; expected tp 1: the gradient of a position bias is a sum over "
+      "all heads, which has no rule for exact mode");
+  const auto inexact = [&](const Words& more, const std::string& text) {
+    Words words = weather(more);
+    words.push_back("--exact");
+    EXPECT_EQ(run(words), 2) << text;
+    EXPECT_THAT(err(), HasSubstr("exact: " + text));
+  };
+  inexact({"--ranks", "3", "--batch", "9"}, "batch: maps: 3 ranks do not divide 8 blocks");
+  inexact({"--ranks", "4", "--batch", "6"},
+          "batch: maps: 6 over 4 ranks (6 = 4 x 1 + 2); expected equal parts");
+  inexact({"--ranks", "4", "--domain", "4", "--map-rows", "6"},
+          "map-rows: rows of a map: 6 over 4 ranks (6 = 4 x 1 + 2)");
+  inexact({"--ranks", "8", "--domain", "8"},
+          "local-window: rows of windows of 2: 4 over 8 ranks (4 = 8 x 0 + 4)");
+  inexact({"--ranks", "4", "--domain", "4", "--global-window", "4"},
+          "global-window: rows of windows of 4: 2 over 4 ranks (2 = 4 x 0 + 2)");
+  inexact({"--ranks", "2", "--held-out", "0.05"},
+          "held-out: maps of the last batch: 3 over 2 ranks (3 = 2 x 1 + 1)");
   refused({"--local-window", "3"}, "8 rows do not divide into windows of local-window=3 (8 = 3 x 2 + 2)");
   refused({"--global-window", "16"},
           "8 rows do not divide into windows of global-window=16 (8 = 16 x 0 + 8)");
@@ -456,6 +487,23 @@ TEST_F(TrainWeatherTest, ParityComparesDomainMeshes) {
             wrong));
   refused({"--model", "dense", "--meshes", "1x1,d2"},
           "with --model dense, a model of tokens that has no such option");
+}
+
+// All bits of all steps on the meshes that share maps, samples and parameters, and of a run that goes on on
+// another mesh.
+TEST_F(TrainWeatherTest, ExactParity) {
+  Words words = weather({"--exact", "--resume", "--dropout", "0.1", "--compare", "4", "--json", file("p")});
+  words[0] = "parity";
+  words.erase(std::find(words.begin(), words.end(), "--progress"),
+              std::find(words.begin(), words.end(), "--progress") + 2);
+  ASSERT_EQ(run(words), 0) << out() << err();
+  std::string text = out();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  EXPECT_THAT(text,
+              HasSubstr("EXACT: 1x1, 2x1, d2, d4, 2x1xd2, fsdp:2x1xd2, 2x1>fsdp:2x1xd2 have the same bits"));
+  const auto j = nlohmann::json::parse(contents(folder_ / "p"));
+  EXPECT_TRUE(j.at("passed").get<bool>());
+  EXPECT_EQ(j.at("loss").at("1x1"), j.at("loss").at("d4"));
 }
 
 }  // namespace

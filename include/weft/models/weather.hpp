@@ -38,6 +38,7 @@ class WeatherStage : public Module {
     ChannelFeedForward near_feed_forward;
     WindowAttention far;
     ChannelFeedForward far_feed_forward;
+    bool has_exact_rule() const override { return typeid(*this) == typeid(Block); }
     SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
       return {SpaceRule::Kind::any_part};  // residual sums
     }
@@ -50,6 +51,7 @@ class WeatherStage : public Module {
   explicit WeatherStage(const WeatherStageConfig& config);
 
   Sequential layers;  ///< of Blocks
+  bool has_exact_rule() const override { return typeid(*this) == typeid(WeatherStage); }
   const WeatherStageConfig& config() const noexcept { return config_; }
   SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
     return {SpaceRule::Kind::any_part};

@@ -24,6 +24,7 @@ class ChannelFeedForward : public AnyPart<ChannelFeedForward> {
     GELU gelu;
     Dropout dropout;
     Linear down;
+    bool has_exact_rule() const override { return typeid(*this) == typeid(Layers); }
 
    private:
     Tensors do_forward(Inputs x, Frame& frame) override;
@@ -34,6 +35,7 @@ class ChannelFeedForward : public AnyPart<ChannelFeedForward> {
                      Init down_init = Normal{0.02});
 
   Layers layers;
+  bool has_exact_rule() const override { return typeid(*this) == typeid(ChannelFeedForward); }
 
  protected:
   OwnPlan class_plan() const override { return {.columns = {"layers.1"}, .rows = {"layers.4"}}; }

@@ -84,9 +84,6 @@ class Float8Linears {
   /// class, a layer with a spectral norm or with other passes, and a weight that several modules share are
   /// refused. Sizes are not refused. apply_float8 leaves out the sizes that the products of GPUs do not take.
   static std::string refusal(const Linear& layer);
-  /// Returns why a module whose passes were replaced has no rule for exact mode (docs/exact.md). Empty for a
-  /// float8 layer that has a rule: its recipe has scales that are powers of two, with Float8Scales::whole.
-  static std::string exact_refusal(const Module& module);
   /// From now on the layer computes in float8, until restore(). Throws bad_argument with refusal().
   static void convert(const std::shared_ptr<Float8Linears>& self, Linear& layer);
   /// The layers compute without float8 again.

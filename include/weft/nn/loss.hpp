@@ -32,6 +32,7 @@ class CrossEntropy : public Module {
   explicit CrossEntropy(double label_smoothing = 0, double z_loss = 0);
   double label_smoothing() const noexcept { return label_smoothing_; }
   double z_loss() const noexcept { return z_loss_; }
+  bool has_exact_rule() const override { return typeid(*this) == typeid(CrossEntropy); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
@@ -62,6 +63,7 @@ class ElementLoss : public Module {
 class MeanSquaredError : public ElementLoss {
  public:
   MeanSquaredError() : ElementLoss(kernels::LossTerm::squared_error) {}
+  bool has_exact_rule() const override { return typeid(*this) == typeid(MeanSquaredError); }
 };
 
 /// The mean of -target log p - (1 - target) log(1 - p) with p = 1 / (1 + e^-y): y are logits. Throws
@@ -69,6 +71,7 @@ class MeanSquaredError : public ElementLoss {
 class BinaryCrossEntropy : public ElementLoss {
  public:
   BinaryCrossEntropy() : ElementLoss(kernels::LossTerm::binary_cross_entropy) {}
+  bool has_exact_rule() const override { return typeid(*this) == typeid(BinaryCrossEntropy); }
 };
 
 /// The number of elements of the global tensor y, from its layout: i64 (1) on the device of `compute`,

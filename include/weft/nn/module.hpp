@@ -90,6 +90,9 @@ class Passes {
   virtual ~Passes() = default;
   virtual Tensors forward(Module& module, Inputs x, Frame& frame) const = 0;
   virtual Tensors backward(Module& module, Inputs dy, Frame& frame) const = 0;
+  /// Why a module with these passes has no rule for exact mode (docs/exact.md), as the end of a sentence
+  /// about the module. Empty: it has one.
+  virtual std::string exact_refusal() const { return "has other passes, which have no rule for exact mode"; }
 
  protected:
   Passes() = default;

@@ -63,6 +63,7 @@ class ChannelNorm : public AnyPart<ChannelNorm> {
 
   ParameterRef g, b;
   double eps() const noexcept { return eps_; }
+  bool has_exact_rule() const override { return typeid(*this) == typeid(ChannelNorm); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

@@ -30,14 +30,17 @@ class PositionBias : public Module {
   /// There is one copy for each rank along the axes that cut the scores. Each rank has its own copy,
   /// Shard(0). So the gradients of the weights are Partial(sum) on these axes. Each rank has the part of its
   /// own heads and samples, and reduce_gradients sums them.
+  /// In exact mode there are 8 copies, one for each block of samples, which the axes that cut samples share.
   Tensor coordinates(Frame& frame, const LayoutRef& scores) const;
   /// For each (query, key), the row of the table that is its bias: (pixels, pixels), i64.
   Tensor rows(Frame& frame) const;
+  bool has_exact_rule() const override { return typeid(*this) == typeid(PositionBias); }
   std::int64_t offsets() const noexcept { return (2 * window_ + 1) * (2 * window_ + 1); }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
+  Tensor exact_copies(Frame& frame, const Tensor& one, const LayoutRef& scores) const;
   std::int64_t window_;
   std::vector<std::int64_t> rows_;
 };
@@ -79,16 +82,19 @@ class WindowAttention : public Module {
   Dropout dropout;
 
   const WindowAttentionConfig& config() const noexcept { return config_; }
+  /// Heads that are split have none: the gradient of their common bias is a sum over all of them.
+  bool has_exact_rule() const override;
   std::vector<Unit> units() const override { return {{"heads", config_.heads}}; }
 
-  /// The passes for a part of the windows of larger maps, for code that cuts maps in space. x: (batch, dim,
-  /// height, width) of whole windows. Its layout says how samples and weights are cut. `windows`: the layout
-  /// of maps with one pixel per window. x has this rank's windows. Samples of x beyond the batch of `windows`
-  /// are padding. So the dropped weights do not depend on the cuts of the maps.
-  Tensors forward_part(const Tensor& x, Frame& frame, const LayoutRef& windows) {
-    return forward_windows(x, frame, windows);
+  /// The passes behind `norm` for a part of the windows of larger maps, for code that cuts maps in space.
+  /// normal: norm(x), (batch, dim, height, width) of whole windows. Its layout says how samples and weights
+  /// are cut; in exact mode also the rows of windows, as rows of maps. `windows`: the layout of maps with one
+  /// pixel per window. normal has this rank's windows. Samples beyond the batch of `windows` are padding. So
+  /// the dropped weights do not depend on the cuts of the maps. backward_part returns the gradient of normal.
+  Tensors forward_part(const Tensor& normal, Frame& frame, const LayoutRef& windows) {
+    return forward_windows(normal, frame, windows);
   }
-  Tensors backward_part(const Tensor& dy, Frame& frame, const LayoutRef& windows) {
+  Tensor backward_part(const Tensor& dy, Frame& frame, const LayoutRef& windows) {
     return backward_windows(dy, frame, windows);
   }
 
@@ -98,8 +104,8 @@ class WindowAttention : public Module {
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
-  Tensors forward_windows(const Tensor& x, Frame& frame, const LayoutRef& windows);
-  Tensors backward_windows(const Tensor& dy, Frame& frame, const LayoutRef& windows);
+  Tensors forward_windows(const Tensor& normal, Frame& frame, const LayoutRef& windows);
+  Tensor backward_windows(const Tensor& dy, Frame& frame, const LayoutRef& windows);
   bool drops(const Frame& frame) const noexcept { return frame.pass().training && dropout.p() > 0; }
   WindowAttentionConfig config_;
 };

@@ -7,7 +7,6 @@
 #include "nn/kind_of.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/exact.hpp"
-#include "weft/nn/float8_linear.hpp"
 
 namespace weft {
 namespace {
@@ -66,7 +65,7 @@ void expect_exact(Module& root, const DeviceMesh& mesh) {
       refuse_exact(fmt::format("\"{}\" is of kind {}, which has no rule for exact mode", module.path(),
                                kind_of(module)));
     if (module.passes() != nullptr)
-      if (const std::string why = Float8Linears::exact_refusal(module); !why.empty())
+      if (const std::string why = module.passes()->exact_refusal(); !why.empty())
         refuse_exact(fmt::format("\"{}\" {}", module.path(), why));
     for (const auto& [name, parameter] : module.own_parameters()) expect_parameter(*parameter);
   });

@@ -1,10 +1,13 @@
 #include "nn/exact/loss.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 
 #include "base/mutant.hpp"
 #include "nn/exact/sums.hpp"
+#include "nn/losses/checks.hpp"
 
 namespace weft::exact {
 
@@ -57,6 +60,47 @@ void loss_sum(Frame& frame, const Tensor& terms, const Tensor& labels, const Ten
     for (int i = 0; i + step < blocks; i += 2 * step)
       sums[static_cast<std::size_t>(i)] += sums[static_cast<std::size_t>(i + step)];
   *loss.data_ptr<double>() = sums[0];
+}
+
+Tensor element_loss(Frame& frame, const Tensor& y, const Tensor& target, const Tensor& count,
+                    kernels::LossTerm term) {
+  constexpr int kRows = 2, kMapDims = 4;
+  const char* const loss_name = kernels::name(term);
+  const TensorName what("", fmt::format("{}: y", loss_name));
+  const bool maps = y.shape().rank() == kMapDims;
+  SampleBlocks blocks{.dim = kRows};
+  if (maps)
+    blocks = blocks_of(what, y, kRows);
+  else if (y.shape().rank() > 0)
+    blocks.samples = y.size(0), blocks.of_samples = blocks_here(what, y.layout(), 0);
+  if (WEFT_MUTANT("exact_map_loss_whole")) blocks.of_positions = 1;
+  for (int dim = 1; dim < y.shape().rank(); ++dim)
+    if (dim != kRows || !maps) layouts::expect_whole_dim(what, y, "a loss in exact mode", dim);
+  // Without rows each sample is one row.
+  const std::int64_t of_sample = blocks.samples == 0 ? 0 : y.count() / blocks.samples,
+                     channels = maps ? y.size(1) : 1, row = maps ? y.size(3) : of_sample;
+  const Tensor sums =
+      block_sums<double>(frame, y.layout(), blocks, 1, [&](std::int64_t sample, Chunk rows, double* sum) {
+        for (std::int64_t c = 0; c < channels; ++c) {
+          const std::int64_t at = sample * of_sample + (c * blocks.positions + rows.offset) * row;
+          double part = 0;
+          kernels::element_loss_forward(frame.kernels(), y.data_ptr<float>() + at,
+                                        target.data_ptr<float>() + at, nullptr, &part,
+                                        {rows.size * row, 1, 1}, count.data_ptr<std::int64_t>(), term);
+          *sum += part;
+        }
+      });
+  add_samples<double>(sums);
+  const Tensor loss = frame.compute().make({1}, DType::f64, Memory::shared);
+  *loss.data_ptr<double>() = *sums.data_ptr<double>();
+  LayoutRef layout = losses::loss_layout(y.layout());
+  if (layout != nullptr) {
+    Placements placements = layout->placements;
+    for (std::size_t axis = 0; axis < placements.size(); ++axis)
+      if (is_shard(y.layout()->placements[axis], kRows)) placements[axis] = Replicate{};
+    layout = layout->with(std::move(placements));
+  }
+  return loss.with_layout(layout);
 }
 
 }  // namespace weft::exact

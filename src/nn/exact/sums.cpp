@@ -108,9 +108,17 @@ Tensor input_gradient(Frame& frame, const Module& layer, const Tensor& dy, const
   return WEFT_MUTANT("exact_dx_unsummed") ? dx : summed(dx);
 }
 
+namespace {
+
+void map_weight_gradient(Frame& frame, const TensorName& what, const Tensor& dy, const Tensor& x,
+                         const Tensor& dw, bool add);
+
+}  // namespace
+
 void weight_gradient(Frame& frame, const Module& layer, const Tensor& dy, const Tensor& x, const Tensor& dw,
                      bool add) {
   const TensorName what = layouts::named(layer, "x");
+  if (x.shape().rank() > 3) return map_weight_gradient(frame, what, dy, x, dw, add);
   expect_samples_alone(what, x, false);
   const std::int64_t out = dw.size(0), in = dw.size(1),
                      tokens = product_of(x.shape(), 0, x.shape().rank() - 1);
@@ -151,9 +159,9 @@ void over_samples(Frame& frame, const Module& layer, const Tensor& x, int inner,
 namespace {
 
 // Partial sums of a rank, (samples' blocks, positions' blocks, width), become those of all ranks that share
-// the positions: (ranks, samples' blocks, positions' blocks, width).
-Tensor of_all_positions(const Tensor& own, const LayoutRef& x) {
-  const std::vector<std::string> axes = axes_that_cut(x, 1);
+// dimension `dim` of x, the positions: (ranks, samples' blocks, positions' blocks, width).
+Tensor of_all_positions(const Tensor& own, const LayoutRef& x, int dim) {
+  const std::vector<std::string> axes = axes_that_cut(x, dim);
   Shape shape{1};
   for (const std::int64_t extent : own.shape()) shape.push_back(extent);
   if (axes.empty()) return own.reshape(shape);
@@ -166,11 +174,28 @@ Tensor of_all_positions(const Tensor& own, const LayoutRef& x) {
   return redistribute(as_layout(own.reshape(shape), apart), mesh, Replicate{}).with_layout(nullptr);
 }
 
-// to += from, then the tree over `count` arrays of `width` floats that lie `stride` apart.
-void tree_in_place(float* first, int count, std::int64_t stride, std::int64_t width) {
+// to += from, then the tree over `count` arrays of `width` numbers that lie `stride` apart.
+template <class T>
+void tree_in_place(T* first, int count, std::int64_t stride, std::int64_t width) {
   for (int step = 1; step < count; step *= 2)
     for (int i = 0; i + step < count; i += 2 * step)
       for (std::int64_t j = 0; j < width; ++j) first[i * stride + j] += first[(i + step) * stride + j];
+}
+
+// The tree over the positions of each of `samples` arrays (positions' blocks, width), and over the ranks that
+// share dimension `dim` of x. `own`: (samples, positions' blocks, width). The sums are the first array of
+// each sample in the result, whose samples lie positions' blocks * width apart.
+template <class T>
+Tensor over_all_positions(const Tensor& own, const LayoutRef& x, int dim) {
+  const Tensor all = of_all_positions(own, x, dim);
+  const auto ranks = static_cast<int>(all.size(0)), positions = static_cast<int>(all.size(2));
+  const std::int64_t width = all.size(3), of_rank = own.count();
+  for (std::int64_t i = 0; i < all.size(1); ++i) {
+    T* const first = all.data_ptr<T>() + i * positions * width;
+    for (int rank = 0; rank < ranks; ++rank) tree_in_place(first + rank * of_rank, positions, width, width);
+    tree_in_place(first, ranks, of_rank, width);
+  }
+  return all;
 }
 
 // The layout of the gradient of a parameter whose partial sums were added over the positions.
@@ -183,6 +208,135 @@ LayoutRef layout_of_sum(const LayoutRef& weight, const LayoutRef& x) {
   return weight->with(std::move(placements));
 }
 
+// x's elements of these samples and positions, one behind the other. x: (samples, positions, …)
+Tensor packed_part(Frame& frame, const Tensor& x, const Chunk& samples, const Chunk& positions) {
+  const std::int64_t each = product_of(x.shape(), 2, x.shape().rank()), of_sample = x.size(1) * each;
+  const std::int64_t from = samples.offset * of_sample + positions.offset * each,
+                     count = positions.size * each;
+  if (samples.size == 1) return x.slice_flat(from, {count});
+  const Tensor all = frame.compute().make({samples.size * count}, x.dtype());
+  const std::size_t bytes = size_bytes(x.dtype());
+  for (std::int64_t s = 0; s < samples.size; ++s)
+    std::copy_n(x.data() + static_cast<std::size_t>(from + s * of_sample) * bytes,
+                static_cast<std::size_t>(count) * bytes,
+                all.data() + static_cast<std::size_t>(s * count) * bytes);
+  return all;
+}
+
+// dw of maps, or of windows of maps: for each block of samples a tree over blocks of the second dimension,
+// also of the ranks that cut it; then a tree over the blocks of samples. x: (samples, positions, …, in)
+void map_weight_gradient(Frame& frame, const TensorName& what, const Tensor& dy, const Tensor& x,
+                         const Tensor& dw, bool add) {
+  expect_samples_alone(what, x, true);
+  const int of_samples = blocks_here(what, x.layout(), 0),
+            of_positions = WEFT_MUTANT("exact_map_dw_whole") ? 1 : blocks_here(what, x.layout(), 1);
+  const std::int64_t out = dw.size(0), in = dw.size(1), width = out * in;
+  const Tensor own = frame.compute().make({of_samples, 1, width}, DType::f32, Memory::shared);
+  for (int i = 0; i < of_samples; ++i) {
+    const Chunk samples = exact_block(x.size(0), of_samples, i);
+    add_tree(frame, 0, of_positions, own.slice_flat(i * width, {out, in}), [&](int j, const Tensor& sum) {
+      const Chunk positions = exact_block(x.size(1), of_positions, j);
+      const Tensor of_dy = packed_part(frame, dy, samples, positions),
+                   of_x = packed_part(frame, x, samples, positions);
+      multiply(frame, of_dy, Stored::transposed, of_x, Stored::plain, sum, out, in,
+               in == 0 ? 0 : of_x.count() / in, {.leaves = 1});
+    });
+  }
+  const Tensor all = over_all_positions<float>(own, x.layout(), 1);
+  float* const sum = all.data_ptr<float>();
+  tree_in_place(sum, of_samples, width, width);
+  float* const to = dw.data_ptr<float>();
+  for (std::int64_t k = 0; k < width; ++k) to[k] = add ? to[k] + sum[k] : sum[k];
+}
+
+}  // namespace
+
+LayoutRef summed_over_positions(const LayoutRef& gradient, const LayoutRef& x) {
+  if (gradient == nullptr || x == nullptr) return gradient;
+  Placements placements = gradient->placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis)
+    if (is_partial(placements[axis]) && is_shard(x->placements[axis], 1)) placements[axis] = Replicate{};
+  return gradient->with(std::move(placements));
+}
+
+template <class T>
+Tensor block_sums(Frame& frame, const LayoutRef& x, const SampleBlocks& blocks, std::int64_t width,
+                  const std::function<void(std::int64_t sample, Chunk positions, T* sum)>& add) {
+  const Tensor own =
+      frame.compute().make({blocks.of_samples, blocks.of_positions, width},
+                           std::is_same_v<T, double> ? DType::f64 : DType::f32, Memory::shared);
+  T* sum = own.data_ptr<T>();
+  std::fill_n(sum, own.count(), T(0));
+  for (int i = 0; i < blocks.of_samples; ++i)
+    for (int j = 0; j < blocks.of_positions; ++j, sum += width) {
+      const Chunk samples = exact_block(blocks.samples, blocks.of_samples, i),
+                  part = exact_block(blocks.positions, blocks.of_positions, j);
+      for (std::int64_t s = samples.offset; s < samples.offset + samples.size && part.size > 0; ++s)
+        add(s, part, sum);
+    }
+  const Tensor all = over_all_positions<T>(own, x, blocks.dim);
+  if (blocks.of_positions == 1) return all.slice_flat(0, {blocks.of_samples, width});
+  const Tensor sums = frame.compute().make({blocks.of_samples, width}, own.dtype());
+  for (int i = 0; i < blocks.of_samples; ++i)
+    std::copy_n(all.data_ptr<T>() + i * blocks.of_positions * width, width, sums.data_ptr<T>() + i * width);
+  return sums;
+}
+template Tensor block_sums<float>(Frame&, const LayoutRef&, const SampleBlocks&, std::int64_t,
+                                  const std::function<void(std::int64_t, Chunk, float*)>&);
+template Tensor block_sums<double>(Frame&, const LayoutRef&, const SampleBlocks&, std::int64_t,
+                                   const std::function<void(std::int64_t, Chunk, double*)>&);
+
+template <class T>
+void add_samples(const Tensor& sums) {
+  tree_in_place(sums.data_ptr<T>(), static_cast<int>(sums.size(0)), sums.size(1), sums.size(1));
+}
+template void add_samples<float>(const Tensor&);
+template void add_samples<double>(const Tensor&);
+
+SampleBlocks blocks_of(const TensorName& what, const Tensor& x, int dim) {
+  const bool has_positions = x.shape().rank() > dim;
+  SampleBlocks blocks{.dim = dim};
+  if (x.shape().rank() > 0) {
+    blocks.samples = x.size(0);
+    blocks.of_samples = blocks_here(what, x.layout(), 0);
+  }
+  if (has_positions) {
+    blocks.positions = x.size(dim);
+    blocks.of_positions =
+        dim == 1 && WEFT_MUTANT("exact_bias_whole") ? 1 : blocks_here(what, x.layout(), dim);
+  }
+  return blocks;
+}
+
+namespace {
+
+// Adds to the gradients of the parameters the sums of blocks, whose arrays lie one behind the other.
+void over_blocks(Frame& frame, const LayoutRef& x, const SampleBlocks& blocks,
+                 std::span<Parameter* const> parameters,
+                 const std::function<void(std::int64_t, Chunk, std::span<float* const>)>& add) {
+  std::int64_t width = 0;
+  for (const Parameter* p : parameters) width += p->weight().count();
+  const Tensor sums =
+      block_sums<float>(frame, x, blocks, width, [&](std::int64_t sample, Chunk positions, float* sum) {
+        std::vector<float*> each;
+        for (const Parameter* p : parameters) {
+          each.push_back(sum);
+          sum += p->weight().count();
+        }
+        add(sample, positions, each);
+      });
+  add_samples<float>(sums);
+  const float* from = sums.data_ptr<float>();
+  for (Parameter* p : parameters) {
+    const std::int64_t count = p->weight().count();
+    p->accumulate(layout_of_sum(p->weight().layout(), x), [&](const Tensor& into, bool more) {
+      float* const to = into.data_ptr<float>();
+      for (std::int64_t k = 0; k < count; ++k) to[k] = more ? to[k] + from[k] : from[k];
+    });
+    from += count;
+  }
+}
+
 }  // namespace
 
 void over_positions(Frame& frame, const Module& layer, const Tensor& x,
@@ -190,49 +344,29 @@ void over_positions(Frame& frame, const Module& layer, const Tensor& x,
                     const std::function<void(Chunk rows, std::span<float* const> sums)>& add) {
   const TensorName what = layouts::named(layer, "x");
   expect_samples_alone(what, x, true);
-  const bool has_positions = x.shape().rank() > 2;
-  const int of_samples = x.shape().rank() > 1 ? blocks_here(what, x.layout(), 0) : 1,
-            of_positions =
-                has_positions && !WEFT_MUTANT("exact_positions_whole") ? blocks_here(what, x.layout(), 1) : 1;
-  const std::int64_t samples = x.shape().rank() > 1 ? x.size(0) : 1,
-                     positions = has_positions ? x.size(1) : 1,
-                     inner = has_positions ? product_of(x.shape(), 2, x.shape().rank() - 1) : 1;
-  std::int64_t width = 0;
-  for (const Parameter* p : parameters) width += p->weight().count();
-  const Tensor own = frame.compute().make({of_samples, of_positions, width}, DType::f32, Memory::shared);
-  std::fill_n(own.data_ptr<float>(), own.count(), 0.0f);
-  for (int i = 0; i < of_samples; ++i)
-    for (int j = 0; j < of_positions; ++j) {
-      std::vector<float*> sums;
-      float* to = own.data_ptr<float>() + (i * of_positions + j) * width;
-      for (const Parameter* p : parameters) {
-        sums.push_back(to);
-        to += p->weight().count();
-      }
-      const Chunk block = exact_block(samples, of_samples, i), part = exact_block(positions, of_positions, j);
-      for (std::int64_t s = block.offset; s < block.offset + block.size && part.size > 0; ++s)
-        add({(s * positions + part.offset) * inner, part.size * inner}, sums);
-    }
-  const Tensor all = of_all_positions(own, x.layout());
-  float* const data = all.data_ptr<float>();
-  const auto ranks = static_cast<int>(all.size(0));
-  const std::int64_t of_rank = of_samples * of_positions * width;
-  for (int i = 0; i < of_samples; ++i) {
-    float* const first = data + i * of_positions * width;
-    for (int rank = 0; rank < ranks; ++rank)
-      tree_in_place(first + rank * of_rank, of_positions, width, width);
-    tree_in_place(first, ranks, of_rank, width);
+  SampleBlocks blocks{.dim = 1};  // of one sample, if x is a vector
+  if (x.shape().rank() > 1) {
+    blocks.samples = x.size(0);
+    blocks.of_samples = blocks_here(what, x.layout(), 0);
   }
-  tree_in_place(data, of_samples, of_positions * width, width);
-  const float* from = data;
-  for (Parameter* p : parameters) {
-    const std::int64_t count = p->weight().count();
-    p->accumulate(layout_of_sum(p->weight().layout(), x.layout()), [&](const Tensor& into, bool more) {
-      float* const to = into.data_ptr<float>();
-      for (std::int64_t k = 0; k < count; ++k) to[k] = more ? to[k] + from[k] : from[k];
-    });
-    from += count;
+  std::int64_t inner = 1;
+  if (x.shape().rank() > 2) {
+    inner = product_of(x.shape(), 2, x.shape().rank() - 1);
+    blocks.positions = x.size(1);
+    blocks.of_positions = WEFT_MUTANT("exact_positions_whole") ? 1 : blocks_here(what, x.layout(), 1);
   }
+  over_blocks(frame, x.layout(), blocks, parameters,
+              [&](std::int64_t sample, Chunk positions, std::span<float* const> sums) {
+                add({(sample * blocks.positions + positions.offset) * inner, positions.size * inner}, sums);
+              });
+}
+
+void over_rows(
+    Frame& frame, const Module& layer, const Tensor& x, std::span<Parameter* const> parameters,
+    const std::function<void(std::int64_t sample, Chunk rows, std::span<float* const> sums)>& add) {
+  SampleBlocks blocks = blocks_of(layouts::named(layer, "x"), x, 2);
+  if (WEFT_MUTANT("exact_map_norm_whole")) blocks.of_positions = 1;
+  over_blocks(frame, x.layout(), blocks, parameters, add);
 }
 
 }  // namespace weft::exact

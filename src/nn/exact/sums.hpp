@@ -29,9 +29,14 @@ void output(Frame& frame, const Module& layer, const Tensor& x, const Tensor& w,
 /// its layout.
 Tensor input_gradient(Frame& frame, const Module& layer, const Tensor& dy, const Tensor& w,
                       std::span<const std::int64_t> segments, const Tensor& dx);
-/// dw = or += dyᵀ x over blocks of samples, the first dimension of x.
+/// dw = or += dyᵀ x over blocks of samples, the first dimension of x. If x has more than three dimensions, it
+/// is of maps, and its second dimension has blocks, too: rows, or windows. Its layout is then that of
+/// summed_over_positions(), as the ranks that cut the second dimension have added their sums.
 void weight_gradient(Frame& frame, const Module& layer, const Tensor& dy, const Tensor& x, const Tensor& dw,
                      bool add);
+
+/// `gradient`, replicated on axes that cut the second dimension of x.
+LayoutRef summed_over_positions(const LayoutRef& gradient, const LayoutRef& x);
 
 // --- other sums
 
@@ -50,5 +55,26 @@ void over_samples(Frame& frame, const Module& layer, const Tensor& x, int inner,
 void over_positions(Frame& frame, const Module& layer, const Tensor& x,
                     std::span<Parameter* const> parameters,
                     const std::function<void(Chunk rows, std::span<float* const> sums)>& add);
+
+/// The same for maps, x: (samples, channels, rows, …), of which ranks may have rows.
+void over_rows(Frame& frame, const Module& layer, const Tensor& x, std::span<Parameter* const> parameters,
+               const std::function<void(std::int64_t sample, Chunk rows, std::span<float* const> sums)>& add);
+
+/// The blocks of samples and of positions, dimension `dim`, that this rank has.
+struct SampleBlocks {
+  int dim = 1, of_samples = 1, of_positions = 1;
+  std::int64_t samples = 1, positions = 1;  // of this rank
+};
+SampleBlocks blocks_of(const TensorName& what, const Tensor& x, int dim);
+
+/// (blocks of samples, width): for each of them the tree over the blocks of positions, also of the ranks that
+/// share dimension `blocks.dim` of x. add(sample, positions, sum) adds to the `width` numbers at `sum`, which
+/// are 0 at first. T: float or double.
+template <class T>
+Tensor block_sums(Frame& frame, const LayoutRef& x, const SampleBlocks& blocks, std::int64_t width,
+                  const std::function<void(std::int64_t sample, Chunk positions, T* sum)>& add);
+/// The tree over the first dimension of (blocks of samples, width): the sum is then the first array.
+template <class T>
+void add_samples(const Tensor& sums);
 
 }  // namespace weft::exact

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "nn/element_loss.hpp"
+#include "nn/exact/loss.hpp"
 #include "nn/losses/checks.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
@@ -24,6 +25,14 @@ kernels::LossShape shape_of(const Tensor& y, const Tensor& weights) {
 
 Tensor of_elements(const Module& module, Frame& frame, kernels::LossTerm term, const Tensor& y,
                    const Tensor& target, const Tensor& count, const Tensor& weights) {
+  if (frame.exact() && weights)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("\"{}\": weights of rows have no rule for exact mode; expected none", module.path()));
+  if (frame.exact()) {
+    frame.push(module, {y, target, count});
+    return exact::element_loss(frame, y, target, count, term);
+  }
   const Tensor loss =
       frame.compute().make({1}, DType::f64, Memory::shared).with_layout(loss_layout(y.layout()));
   kernels::element_loss_forward(frame.kernels(), y.data_ptr<float>(), target.data_ptr<float>(),

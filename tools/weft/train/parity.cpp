@@ -32,11 +32,12 @@ namespace {
 // Meshes to compare unless the flags name others.
 const std::vector<std::string> kMeshes{"1x1", "2x1", "1x2", "2x2", "1x4"},
     kExactMeshes{"1x1", "2x1", "1x2", "2x2", "sp:1x2", "fsdp:2x1"},
-    kMapMeshes{"1x1", "2x1", "1x2", "d2", "d4", "2x1xd2"};
+    kMapMeshes{"1x1", "2x1", "1x2", "d2", "d4", "2x1xd2"},
+    kExactMapMeshes{"1x1", "2x1", "d2", "d4", "2x1xd2", "fsdp:2x1xd2"};
 
 struct Flags {
   TrainConfig config;
-  std::vector<std::string> meshes;  // empty: kMeshes, kExactMeshes or kMapMeshes
+  std::vector<std::string> meshes;  // empty: those of the kind and mode
   std::vector<std::string> backends{"auto"};
   bool resume = false;
   std::int64_t compared = 0;  // 0: 50, or all if there are fewer
@@ -385,7 +386,8 @@ int loss_parity(const Flags& flags, const std::vector<Run>& runs, Runner& train,
 int parity(Flags flags) {
   const bool exact = flags.config.exact;
   if (flags.meshes.empty())
-    flags.meshes = flags.config.is_of_maps() ? kMapMeshes : exact ? kExactMeshes : kMeshes;
+    flags.meshes =
+        flags.config.is_of_maps() ? (exact ? kExactMapMeshes : kMapMeshes) : (exact ? kExactMeshes : kMeshes);
   const std::vector<Run> runs = runs_of(flags);
   if (runs.size() < 2)
     throw Error(ErrorCode::bad_argument,
@@ -428,7 +430,7 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
              "dp x tp, the first is the reference; fsdp:2x1 divides the parameters, hsdp:4x1 in two copies; "
              "sp:1x2 cuts sequences; d2 and 2x1xd2 cut the maps of --model weather. Without: "
              "1x1,2x1,1x2,2x2,1x4; with --exact: 1x1,2x1,1x2,2x2,sp:1x2,fsdp:2x1; of maps "
-             "1x1,2x1,1x2,d2,d4,2x1xd2")
+             "1x1,2x1,1x2,d2,d4,2x1xd2; with --exact 1x1,2x1,d2,d4,2x1xd2,fsdp:2x1xd2")
           ->delimiter(','),
       &flags->meshes);
   file->take(sub->add_option("--backends", flags->backends,

@@ -6,6 +6,7 @@
 #include "model_kind.hpp"
 #include "train_flags.hpp"
 #include "trainer.hpp"
+#include "weft/nn/exact.hpp"
 
 namespace weft::tools {
 namespace {
@@ -80,11 +81,13 @@ class WeatherKind final : public ModelKind {
       bad_training(fmt::format("{} is {} with --model weather; expected {}", flag, value, expected));
     };
     if (c.pp > 1) refuse("pp", std::to_string(c.pp), "1: the stage is no pipeline");
-    if (c.exact)
-      refuse("exact", "on",
-             "off: window attention, layers of maps and their loss have no rule for exact mode");
+    if (c.exact && c.tp > 1)
+      bad_training(fmt::format(
+          "exact with --model weather over tp={}; expected tp 1: the gradient of a position bias is "
+          "a sum over all heads, which has no rule for exact mode",
+          c.tp));
   }
-  void check_sizes(const TrainConfig& c, const MeshShape&) const override {
+  void check_sizes(const TrainConfig& c, const MeshShape& mesh) const override {
     if (!(c.source.held_out >= 0 && c.source.held_out < 1))
       bad_training(
           fmt::format("held-out is {}; expected 0 (nothing) or more, and less than 1", c.source.held_out));
@@ -105,6 +108,17 @@ class WeatherKind final : public ModelKind {
     if (c.domain > c.maps.rows)
       bad_training(
           fmt::format("domain is {}; expected at most {}, the rows of a map", c.domain, c.maps.rows));
+    if (!c.exact) return;
+    expect_exact_parts("batch: maps", c.global_batch, data_ranks_of(mesh));
+    expect_exact_parts("map-rows: rows of a map", c.maps.rows, c.domain);
+    for (const auto& [flag, window] :
+         {std::pair{"local-window", stage.local_window}, {"global-window", stage.global_window}})
+      expect_exact_parts(fmt::format("{}: rows of windows of {}", flag, window), c.maps.rows / window,
+                         c.domain);
+    if (c.source.held_out > 0)  // the last batch of held-out maps
+      expect_exact_parts("held-out: maps of the last batch",
+                         MapData(c.maps, c.source.held_out, c.seed).held_out() % c.global_batch,
+                         data_ranks_of(mesh));
   }
   Recipe recipe(const TrainConfig& c) const override { return weather_recipe(c.weather_model()); }
   std::unique_ptr<Samples> samples(const TrainConfig& c, Context& context) const override {
