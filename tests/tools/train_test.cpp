@@ -1086,6 +1086,20 @@ TEST_F(TrainTest, ValuesOfATensorThatIsNoneAreAnError) {
                         "norm.weight\""));
 }
 
+TEST_F(TrainTest, FlagsThatDifferBetweenRanksAreNamed) {
+  const auto expect = [&](const std::string& more, const std::string& text) {
+    Words words{"run", "-n", "2", "--", "sh", "-c", "exec \"$0\" \"$@\" " + more, WEFT_COMMAND};
+    const Words rest = small({});
+    words.insert(words.end(), rest.begin(), rest.end());
+    EXPECT_NE(run(words), 0);
+    EXPECT_THAT(err(), HasSubstr("train: the ranks have other options: " + text)) << out();
+  };
+  expect("--seed $WEFT_RANK", "--seed is 0 on rank 0 and 1 on rank 1");
+  expect("--held-out 0.2 --eval-batches $((WEFT_RANK + 1))", "--eval-batches is 1 on rank 0 and 2 on rank 1");
+  expect("--weights $(test $WEFT_RANK = 0 && echo f32 || echo bf16) --batch $((2 * WEFT_RANK + 4))",
+         "--batch is 4 on rank 0 and 6 on rank 1, --weights is f32 on rank 0 and bf16 on rank 1");
+}
+
 // A run writes no file that it reads, and no file twice.
 TEST_F(TrainTest, AFileThatTheRunReadsIsNotWritten) {
   const auto expect = [&](const Words& more, const std::string& text) {
@@ -1125,7 +1139,7 @@ TEST_F(TrainTest, OptionsOfOtherModelsAreRefused) {
       "top-k is 3 with --model dense, a model of tokens without experts that has no such option; expected 2");
   expect({"--capacity-factor", "1.5"}, "capacity-factor is 1.5 with --model dense");
   expect({"--router", "sigmoid"}, "router is \"sigmoid\" with --model dense");
-  expect({"--stages-per-rank", "2"}, "stages-per-rank is 2 with pp 1; expected 0: there is no pipeline");
+  expect({"--stages-per-rank", "2"}, "stages-per-rank is 2 with pp 1; expected pp of 2 or more");
   expect({"--until", "-2"}, "--until: is -2; expected a step, or -1");
 }
 

@@ -9,7 +9,9 @@
 #include <map>
 #include <optional>
 
+#include "base/hash.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/view.hpp"
 #include "weft/checkpoint/reader.hpp"
 #include "weft/train/checkpoint.hpp"
 
@@ -34,7 +36,9 @@ struct Differences {
 };
 
 // `counts_samples`: the checkpoint says how many samples were drawn, so that batches may have another size.
-Differences compare(const std::string& there, const std::string& here, bool counts_samples) {
+// `where`: the two places in words.
+Differences compare(const std::string& there, const std::string& here, bool counts_samples,
+                    const std::pair<std::string, std::string>& where = {"there", "here"}) {
   std::map<std::string, std::string> theirs = parts_of_identity(there), ours = parts_of_identity(here);
   Differences d;
   for (const auto& [part, value] : theirs) ours.try_emplace(part, "not set");
@@ -44,9 +48,9 @@ Differences compare(const std::string& there, const std::string& here, bool coun
     if (other == value) continue;
     const bool of_file =
         at != theirs.end() && value != "not set" && (part == "text" || part == "maps" || part == "targets");
-    const std::string words = of_file
-                                  ? fmt::format("--{} has other bytes", part)
-                                  : fmt::format("{} is {} there and {} here", flag_of(part), other, value);
+    const std::string words = of_file ? fmt::format("--{} has other bytes", part)
+                                      : fmt::format("{} is {} {} and {} {}", flag_of(part), other,
+                                                    where.first, value, where.second);
     d.all += (d.all.empty() ? "" : ", ") + words;
     if (part == "steps" || part == "warmup" || part == "decay_steps" || (part == "batch" && counts_samples)) {
       d.schedule += (d.schedule.empty() ? "" : ", ") + words;
@@ -72,6 +76,37 @@ void check_writable(const std::filesystem::path& folder) {
 }
 
 }  // namespace
+
+void expect_same_run(ProcessGroup& group, const std::string& run) {
+  const auto size = static_cast<std::size_t>(group.size());
+  const std::vector<std::int64_t> mine{static_cast<std::int64_t>(hash_of(run)),
+                                       static_cast<std::int64_t>(run.size())};
+  std::vector<std::int64_t> all(2 * size);
+  group.all_gather(mine, all).wait();
+  std::int64_t longest = 0;
+  bool alike = true;
+  for (std::size_t r = 0; r < size; ++r) {
+    alike = alike && all[2 * r] == mine[0] && all[2 * r + 1] == mine[1];
+    longest = std::max(longest, all[2 * r + 1]);
+  }
+  // A rank that is like all others knows that nobody is unlike: all ranks return here, or none does.
+  if (alike) return;
+  const auto most = static_cast<std::size_t>(longest);
+  std::vector<std::uint8_t> text(most), texts(most * size);
+  std::ranges::copy(run, text.begin());
+  group.all_gather(view(text), view(texts)).wait();
+  const auto of = [&](std::size_t r) {
+    return std::string(texts.begin() + static_cast<std::ptrdiff_t>(r * most),
+                       texts.begin() + static_cast<std::ptrdiff_t>(r * most) + all[2 * r + 1]);
+  };
+  for (std::size_t r = 1; r < size; ++r)
+    if (const std::string other = of(r); other != of(0))
+      throw Error(Failure{
+          .code = ErrorCode::mismatch,
+          .text = fmt::format("train: the ranks have other options: {}",
+                              compare(of(0), other, false, {"on rank 0", fmt::format("on rank {}", r)}).all),
+          .ranks = {0, static_cast<int>(r)}});
+}
 
 SaveFolder look_at_save_folder(const std::filesystem::path& folder, const TrainConfig& config,
                                const std::string& resume, bool overwrite) {

@@ -209,6 +209,15 @@ void expect_pipeline_flags_are_read(const TrainConfig& c) {
     bad_training(fmt::format("stages-per-rank is {} with pp 1; expected pp of 2 or more", c.stages_per_rank));
 }
 
+// All that the ranks must have alike, of the form of identity_of().
+std::string run_of_all_ranks(const Flags& f, const TrainConfig& c) {
+  return fmt::format(
+      "{} exact={} dp={} tp={} pp={} ep={} domain={} data={} replicate={} micro_batches={} weights={} "
+      "activations={} float8={} until={} eval_every={} eval_batches={} patience={} save_every={}",
+      identity_of(c), c.exact, c.dp, c.tp, c.pp, c.ep, c.domain, c.data, c.replicate, c.micro_batches,
+      c.weights, c.activations, c.float8, f.until, f.eval_every, f.eval_batches, f.patience, f.save_every);
+}
+
 int train_on_a_rank(Flags flags) {
   Context context;
   Membership m = Membership::from_env(context);
@@ -237,6 +246,7 @@ int train_on_a_rank(Flags flags) {
   std::optional<ProcessGroup> part;  // of the ranks that are not spare
   if (used < all.size()) part = all.subgroup("mesh", of_mesh);
   ProcessGroup& group = part ? *part : all;
+  expect_same_run(group, run_of_all_ranks(flags, config));
   Training trainer(group, config, found.resume);
   const bool speaks = group.rank() == 0;
   const CheckpointExtra resumed = found.resume ? trainer.resume(flags.save) : CheckpointExtra{};

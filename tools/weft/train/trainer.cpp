@@ -196,9 +196,6 @@ MeshShape TrainConfig::check(int ranks) const {
   of_kind.check_flags(*this);
   if (tp < 1) bad_training(fmt::format("tp is {}; expected 1 or more", tp));
   if (pp < 1) bad_training(fmt::format("pp is {}; expected 1 or more", pp));
-  if (pp == 1 && stages_per_rank != 0)
-    bad_training(
-        fmt::format("stages-per-rank is {} with pp 1; expected 0: there is no pipeline", stages_per_rank));
   if (domain < 1) bad_training(fmt::format("domain is {}; expected 1 or more", domain));
   if (dp != -1 && dp < 1) bad_training(fmt::format("dp is {}; expected 1 or more", dp));
   if (ep < 1 || (ep > 1 && !has_experts()))
