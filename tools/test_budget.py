@@ -24,6 +24,7 @@ SANITIZED = 3.  # so many times as long under a sanitizer
 OWN_BUDGET_S = {
     "tools/check": 150, "backends/conformance": 60, "backends/conformance_gloo": 60, "backends/hostile": 200, "backends/nccl_gpu": 200,
     "house/install": 60, "group/watch": 45, "models/parallel_golden": 60, "nn/kernels": 60,
+    "tools/elastic": 60,
     "python/ends": 60, "python/jax": 60, "python/torch": 100, "python/torch_examples": 150, "python/torch_training": 100, "python/wheel": 400,
 }
 VERSION = re.compile(r"_\d+\.\d+$")  # the version of a package with which a test runs

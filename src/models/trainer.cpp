@@ -652,10 +652,16 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
   const Tensor global =
       to_device(compute_->context(), scalar(model_->mesh, result.tokens), compute_->stream());
   Module& loss = dynamic_cast<CrossEntropy*>(model_->loss.get()) != nullptr ? plain_loss() : *model_->loss;
-  if (model_->stages)
-    for (const double part :
-         pipeline_losses(all, global, loss, {.training = false, .exact = model_->exact}, {}))
-      result.loss += part;
+  if (model_->stages) {
+    try {
+      for (const double part :
+           pipeline_losses(all, global, loss, {.training = false, .exact = model_->exact}, {}))
+        result.loss += part;
+    } catch (...) {
+      spread_failure(model_->mesh);
+      throw;
+    }
+  }
   std::vector<Tensor> losses;
   std::exception_ptr failure;
   try {

@@ -707,6 +707,25 @@ TEST(ModelsPipeline, AnErrorOfAPassReachesAllRanks) {
       });
 }
 
+TEST(ModelsPipeline, AnErrorOfAnEvaluationReachesTensorRanks) {
+  const Form form{2, 1, 2, PipelineKind::one_f_one_b};
+  for (int failing = 0; failing < form.ranks(); ++failing)
+    test::run_ranks(Ranks::threads, form.ranks(), [&](Rank& rank) {
+      TrainingRun run(rank, form, sgd(0.5));
+      run.steps(2, 1);
+      HookHandle hook;
+      if (rank.rank == failing)
+        hook = run.model->model->get(failing < 2 ? "layers.0" : "layers.3")
+                   .add_hook(Module::HookPoint::pre_forward, [](Module&, Tensors&, Frame&) {
+                     throw Error(ErrorCode::bad_argument, "a bad layer");
+                   });
+      const Data data(*run.model, 0, 3);
+      const auto began = Clock::now();
+      EXPECT_THAT(error_text([&] { run.trainer->evaluate(data.batches()); }), HasSubstr("a bad layer"));
+      EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
+    });
+}
+
 TEST(ModelsPipeline, UnsupportedOptionsAreNamed) {
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
     Compute compute(rank.context);
