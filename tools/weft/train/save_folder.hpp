@@ -16,8 +16,8 @@ struct SaveFolder {
   std::string note{};  ///< a note for the user; or empty
 };
 
-/// Compares the runs of the ranks of `group`, of the form of identity_of(). Collective. Throws mismatch on all
-/// ranks if a rank has another run than rank 0; the text names the flags and their values.
+/// Compares the runs of the ranks of `group`, of the form of identity_of(). Collective. Throws mismatch on
+/// all ranks if a rank has another run than rank 0; the text names the flags and their values.
 void expect_same_run(ProcessGroup& group, const std::string& run);
 
 /// Makes the folder. `resume`: "latest", "auto" (if there is a checkpoint), or "no". Throws bad_argument if
