@@ -263,6 +263,24 @@ def test_plans_and_parameters_that_do_not_fit(ranks):
     ranks(2, program)
 
 
+def test_a_gradient_that_is_a_contribution_is_refused(ranks):
+    def program(group):
+        middle = nn.Sequential(own=Scale(4), up=nn.Linear(4, 8), down=nn.Linear(8, 2))
+        model = train.build_parallel_model(train.Recipe(nn.Sequential(embed=nn.Linear(3, 4), rest=middle), loss="mean_squared_error",
+                                                        plan={"rest.up": "fed_column", "rest.down": "row"}),
+                                           weft.Mesh(group, dp=1, tp=2))
+        with pytest.raises(weft.Error, match='"rest.own": dy is Partial.* needs values, not contributions'):
+            train.Trainer(model).step(batch_of(model, 0), 0.1)
+    ranks(2, program)
+
+
+def test_stages_are_refused(ranks):
+    def program(group):
+        with pytest.raises(weft.Error, match='pipeline_axis is "pp" with modules; expected none'):
+            train.build_parallel_model(recipe(pipeline=["embed", "layers.*", "head"], border=[4]), weft.Mesh(group, pp=2, dp=1, tp=1), pipeline_axis="pp")
+    ranks(2, program)
+
+
 def test_a_module_lives_as_long_as_a_model_needs_it(ranks):
     def program(group):
         act = Scale(8)

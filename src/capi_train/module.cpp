@@ -132,6 +132,7 @@ class ProgramModule : public weft::Module {
     Tensors gradients, of_inputs, of_parameters;
     std::vector<weft_tensor> in_gradients, in_of_inputs, in_of_parameters, in_kept;
     for (const Tensor& g : dy) {
+      weft::layouts::expect_whole(weft::layouts::named(*this, "dy"), g, "a layer of the program", false);
       gradients.push_back(widened(frame, g));
       in_gradients.push_back(in_c("gradient", gradients.back()));
     }
@@ -384,6 +385,13 @@ weft_status weft_model_create_with_modules(const weft_mesh* mesh, weft_compute* 
     weft_model*& to = capi::given(function, model, "model");
     const weft::BuildOptions build =
         options == nullptr ? weft::BuildOptions{} : weft::build_options_from_json(options);
+    if (!build.pipeline_axis.empty() && !all.empty())
+      capi::refuse(
+          ErrorCode::unsupported, function,
+          fmt::format("pipeline_axis is \"{}\" with modules; expected none: in each pass of a layer of "
+                      "the program all ranks of the mesh exchange a number, and stages pass at "
+                      "different times",
+                      build.pipeline_axis));
     to = new weft_model{std::make_shared<capi::ModelState>(compute->state, over.owner, over.mesh, of, build)};
   });
 }

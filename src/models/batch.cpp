@@ -8,6 +8,7 @@
 
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
+#include "weft/models/transformer.hpp"
 #include "weft/nn/exact.hpp"
 
 namespace weft {
@@ -75,6 +76,10 @@ Batch batch_of(const char* function, const std::string& which, const ParallelMod
   return batch;
 }
 
+bool has_documents(const ParallelModel& model, std::span<const Tensor> inputs) {
+  return inputs.size() == 2 && dynamic_cast<const Transformer*>(model.model.get()) != nullptr;
+}
+
 Batch placed(const char* function, const std::string& which, const ParallelModel& model, Compute& compute,
              const Batch& b) {
   if (b.inputs.empty()) refuse_batch(function, which + "inputs is empty; expected 1 tensor or more");
@@ -95,6 +100,11 @@ Batch placed(const char* function, const std::string& which, const ParallelModel
   };
   check("inputs", b.inputs);
   check("targets", b.targets);
+  if (has_documents(model, b.inputs))
+    if (const Tensor& ids = b.inputs[1]; ids.dtype() != DType::i64 || ids.shape() != b.inputs[0].shape())
+      refuse_batch(function,
+                   fmt::format("{}inputs[1], the documents, is {} {}; expected i64 {}, as inputs[0]", which,
+                               name(ids.dtype()), to_string(ids.shape()), to_string(b.inputs[0].shape())));
   if (b.global_rows < 0)
     refuse_batch(function, fmt::format("{}global_rows is {}; expected 0 (the same rows on each rank) or more",
                                        which, b.global_rows));

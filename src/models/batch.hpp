@@ -19,6 +19,9 @@ const TokenSizes& expect_tokens(const char* function, const ParallelModel& model
 Batch batch_of(const char* function, const std::string& which, const ParallelModel& model, Compute& compute,
                const TokenBatch& batch, bool labels);
 
+/// Whether the second of these inputs says to which document of a Transformer's sequence each token belongs.
+bool has_documents(const ParallelModel& model, std::span<const Tensor> inputs);
+
 /// The same batch on the rank's device, in the form that layers need.
 Batch placed(const char* function, const std::string& which, const ParallelModel& model, Compute& compute,
              const Batch& batch);

@@ -310,6 +310,9 @@ std::int64_t Trainer::agree(const Batches& batches, std::optional<double> lr, st
   Fnv1a rows;
   for (const Batch& batch : to) rows.add(static_cast<std::uint64_t>(batch.global_rows));
   settings.push_back({"global_rows of the batches", static_cast<std::int64_t>(rows.value), !own});
+  const auto documents =
+      std::ranges::count_if(to, [&](const Batch& b) { return has_documents(*model_, b.inputs); });
+  settings.push_back({"the number of batches with documents", documents, !own});
   // A batch norm counts its summands by the layout, as if all samples had the shape of this rank's samples.
   Fnv1a samples;
   if (has_batch_norm_)
@@ -472,7 +475,7 @@ std::vector<double> Trainer::pipeline_losses(const std::vector<Batch>& all, cons
   for (const Batch& b : all) {
     PipelineMicroBatch& m = micro_batches.emplace_back();
     m = {b.inputs, inputs_of_loss({}, b, counted)};
-    if (!model_->tokens || b.inputs.size() != 2) continue;
+    if (!has_documents(*model_, b.inputs)) continue;
     // The second input of a Transformer, which no stage has as an input.
     if (!WEFT_MUTANT("documents_of_no_stage"))
       m.documents = PackedDocuments::of(compute_->context(), b.inputs[1], "trainer: inputs[1]");
@@ -678,8 +681,11 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
     if (!groups_are_sound()) throw;
     failure = std::current_exception();
   }
-  // The passes of a data rank fail for it alone, unless weights are gathered for them.
-  if (!model_->stages && !model_->sharded && model_->data.size() > 1) {
+  // The passes of a data rank fail for it alone, unless weights are gathered for them, or rows travel to the
+  // experts of other ranks.
+  const std::string& experts = model_->options.expert_axis;
+  const bool rows_travel = !experts.empty() && model_->mesh[experts].size() > 1;
+  if (!model_->stages && !model_->sharded && !rows_travel && model_->data.size() > 1) {
     const bool failed = least_of(*compute_, model_->data, {failure ? -1 : 0})[0] < 0;
     if (failed && !failure) wrong("the passes of another rank failed; its own error says why");
   }

@@ -153,9 +153,12 @@ void Transformer::set_rope(std::shared_ptr<const RopeTables> rope) {
 
 Tensors Transformer::do_forward(Inputs inputs, Frame& frame) {
   if (inputs.size() != 2) expect_count(inputs, 1, "inputs");
+  const std::shared_ptr<const PackedDocuments> outer = frame.documents();  // of a module around this one
   frame.set_documents(inputs.size() == 2 ? documents_of(inputs[1], frame) : nullptr);
   const Tensors x = layers.forward(token_embedding.forward(inputs[0], frame), frame);
-  return output_head.forward(norm.forward(x, frame), frame);
+  Tensors y = output_head.forward(norm.forward(x, frame), frame);
+  frame.set_documents(outer);
+  return y;
 }
 
 std::shared_ptr<const PackedDocuments> Transformer::documents_of(const Tensor& ids, Frame& frame) {

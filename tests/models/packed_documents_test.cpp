@@ -428,6 +428,10 @@ TEST(PackedDocuments, BelongToOnePass) {
   const Tensor whole = model.forward(tokens, fresh)[0], packed = model.forward({tokens, ids}, frame)[0];
   EXPECT_FALSE(same_bits(whole, packed.data()));
   EXPECT_TRUE(same_bits(whole, model.forward(tokens, frame)[0].data()));
+  const auto outer = PackedDocuments::of(bench.context, ids, "ids");
+  frame.set_documents(outer);  // of a module around the model
+  EXPECT_TRUE(same_bits(whole, model.forward(tokens, frame)[0].data()));
+  EXPECT_EQ(frame.documents(), outer);
   EXPECT_EQ(error_text([&] {
               model.forward({tokens, whole}, frame);
             }),
@@ -461,6 +465,34 @@ TEST(PackedDocuments, TensorRanksMustHaveTheSame) {
     const TokenBatch batch{tokens.data(), labels.data(), 1, 8, 0, documents.data()};
     EXPECT_THAT(error_text([&] { trainer.step(std::span(&batch, 1), 0.1); }),
                 HasSubstr("the ranks of tp=2 were given different batches"));
+  });
+}
+
+// Documents of another form, or on one data rank alone, end the step of all ranks at once.
+TEST(PackedDocuments, DataRanksMustHaveThemAlike) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
+    ParallelModel model = build_parallel_model(config_of(8), mesh, compute, {.data = DataForm::fsdp});
+    Trainer trainer(model, compute, {});
+    const auto error_with = [&](const Tensor& documents) {
+      Tensor tokens(rank.context, {1, 8}, DType::i64), labels(rank.context, {1, 8}, DType::i64);
+      std::ranges::fill(tokens.as<std::int64_t>(), 1), std::ranges::fill(labels.as<std::int64_t>(), 2);
+      Batch batch{.inputs = {tokens}, .targets = {labels}};
+      if (documents) batch.inputs.push_back(documents);
+      return error_text([&] { trainer.step(batch, 0.1); });
+    };
+    const Tensor good = ids_of(rank.context, 1, 8, {3, 5});
+    EXPECT_THAT(error_with(rank.rank == 1 ? Tensor() : good),
+                HasSubstr("the number of batches with documents is not the same on all ranks"));
+    for (const Tensor& bad :
+         {Tensor(rank.context, {1, 7}, DType::i64), Tensor(rank.context, {1, 8}, DType::i32)})
+      EXPECT_THAT(error_with(rank.rank == 1 ? bad : good),
+                  rank.rank == 1
+                      ? HasSubstr("inputs[1], the documents, is " + std::string(name(bad.dtype())) + " " +
+                                  to_string(bad.shape()) + "; expected i64 (1, 8), as inputs[0]")
+                      : HasSubstr("its own error says why"));
+    EXPECT_EQ(error_with(good), "no error");
   });
 }
 

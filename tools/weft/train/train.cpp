@@ -370,6 +370,13 @@ int start_ranks(const Flags& flags, const std::vector<std::string>& words) {
   return launch(options, command_of_a_rank(words, flags.ranks));
 }
 
+bool is_same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
+  std::error_code failed;
+  if (std::filesystem::equivalent(a, b, failed)) return true;
+  const std::filesystem::path of_a = std::filesystem::weakly_canonical(a, failed);
+  return !failed && of_a == std::filesystem::weakly_canonical(b, failed) && !failed;
+}
+
 // The files that the run writes; a file that it reads, or a second one of these, must be another file.
 void expect_own_files(const Flags& flags, const std::string& config_file) {
   namespace fs = std::filesystem;
@@ -387,11 +394,9 @@ void expect_own_files(const Flags& flags, const std::string& config_file) {
                                    {"--curves", flags.log.curves},
                                    {"--hash-file", flags.hash_file},
                                    {"--values-file", flags.values_file}}) {
-    std::error_code failed;
     if (path.empty()) continue;
     for (const auto& [other, file] : others)
-      if (!file.empty() && (fs::equivalent(path, file, failed) ||
-                            fs::weakly_canonical(path, failed) == fs::weakly_canonical(file, failed)))
+      if (!file.empty() && is_same_file(path, file))
         throw CLI::ValidationError(
             flag, fmt::format("is \"{}\", the file of {}; expected another file", path.string(), other));
     others.emplace_back(flag, path);
