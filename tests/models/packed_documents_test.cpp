@@ -480,7 +480,7 @@ TEST(PackedDocuments, DataRanksMustHaveThemAlike) {
       std::ranges::fill(tokens.as<std::int64_t>(), 1), std::ranges::fill(labels.as<std::int64_t>(), 2);
       Batch batch{.inputs = {tokens}, .targets = {labels}};
       if (documents) batch.inputs.push_back(documents);
-      return error_text([&] { trainer.step(batch, 0.1); });
+      return error_text([&] { trainer.step(std::span<const Batch>(&batch, 1), 0.1); });
     };
     const Tensor good = ids_of(rank.context, 1, 8, {3, 5});
     EXPECT_THAT(error_with(rank.rank == 1 ? Tensor() : good),
