@@ -10,6 +10,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tokenizer.hpp"
@@ -146,6 +147,11 @@ TEST_F(TrainDataTest, LabelsStopWhereADocumentEnds) {
   EXPECT_THAT(drawn(2).labels, ElementsAre('.', kNone, 'd', '.'));
   config.document_attention = "over";
   EXPECT_EQ(refusal([&] { drawn(2); }), "train: document-attention is \"over\"; expected inside or across");
+  config.document_attention = "inside";
+  const std::string end = std::exchange(config.document_end, {});
+  EXPECT_EQ(refusal([&] { drawn(2); }),
+            "train: document-attention is \"inside\" without document-end; expected document-end, too");
+  config.document_end = end;
   config.document_attention = "inside";
   config.document_end = "";
   EXPECT_THAT(drawn(2).documents, ElementsAre());

@@ -22,8 +22,10 @@ void each_data_flag(DataConfig& c, const Visit& visit) {
   visit("--held-out-file", c.held_out_file, "... or another file for evaluation, of the form of --text");
   visit("--document-end", c.document_end,
         "A text, or the number of a token, behind which a document ends: nothing is predicted over it");
-  visit("--document-attention", c.document_attention,
-        "With --document-end: inside, attention stays inside documents; across, it sees the whole sequence");
+  visit(
+      "--document-attention", c.document_attention,
+      "With --document-end: inside, the default, attention stays inside documents; across, it sees the whole "
+      "sequence");
   visit("--draw", c.draw,
         "Which sequences there are: offsets, from any token on; sequences, one behind the other");
 }

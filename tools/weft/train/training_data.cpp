@@ -65,8 +65,11 @@ void DataConfig::check() const {
                          held_out_file.string()));
   if (draw != "offsets" && draw != "sequences")
     bad_data(fmt::format("draw is \"{}\"; expected offsets or sequences", draw));
-  if (document_attention != "inside" && document_attention != "across")
+  if (!document_attention.empty() && document_attention != "inside" && document_attention != "across")
     bad_data(fmt::format("document-attention is \"{}\"; expected inside or across", document_attention));
+  if (!document_attention.empty() && document_end.empty())
+    bad_data(fmt::format("document-attention is \"{}\" without document-end; expected document-end, too",
+                         document_attention));
   if (tokenizer.empty()) end_of_document(*this, nullptr);
 }
 
@@ -87,7 +90,7 @@ std::string DataConfig::identity() const {
     for (std::size_t at = 0; (at = quoted.find(' ', at)) != std::string::npos;)
       quoted.replace(at, 1, "\\u0020");
     identity += " document_end=" + quoted;
-    if (document_attention != "across") identity += " document_attention=" + document_attention;
+    if (document_attention != "across") identity += " document_attention=inside";
   }
   return identity;
 }
@@ -111,7 +114,7 @@ TokenFile tokens_of(const std::filesystem::path& path, TokenForm form, const std
 TrainingData::TrainingData(const DataConfig& config, std::int64_t sequence, const Tokenizer* tokenizer)
     : sequence_(sequence),
       cut_(config.draw == "sequences"),
-      inside_(config.document_attention == "inside"),
+      inside_(config.document_attention != "across"),
       end_(end_of_document(config, tokenizer)) {
   config.check();
   const TokenForm form = form_of(config);

@@ -23,8 +23,9 @@ struct DataConfig {
   /// Behind it a document ends, whose last label is none: a text, with a tokenizer of one token; in a file of
   /// tokens without a tokenizer its number. Empty: nowhere.
   std::string document_end = {};
-  /// With a document_end. inside: attention stays inside documents. across: it sees the whole sequence.
-  std::string document_attention = "inside";
+  /// With a document_end. inside, or empty: attention stays inside documents. across: it sees the whole
+  /// sequence.
+  std::string document_attention = {};
   /// offsets: a sequence begins at any token. sequences: the tokens are cut into sequences one after the
   /// other, each of which comes once in an epoch.
   std::string draw = "offsets";
