@@ -23,8 +23,13 @@
 #include "weft/models/trainer.hpp"
 #include "weft/models/weather.hpp"
 #include "weft/nn/conv.hpp"
+#include "weft/nn/dropout.hpp"
+#include "weft/nn/feed_forward.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/nn/linear.hpp"
+#include "weft/nn/loss.hpp"
+#include "weft/nn/norm.hpp"
+#include "weft/nn/residual.hpp"
 #include "weft/nn/spectral_norm.hpp"
 #include "weft/tp/own_plan.hpp"
 #include "weft/train/gradients.hpp"
@@ -170,6 +175,54 @@ TEST(ActivationCheckpointing, FiftyStepsOfATransformerHaveTheBitsOfNone) {
         EXPECT_LT(none.losses.back(), none.losses.front()) << "it learns";
         options.ac = full({"layers.*"});
         EXPECT_EQ(train(rank, shape, false, options, 50), none) << name(dtype);
+      });
+}
+
+// Dropout inside blocks of features, in f32 and bf16, with parameters on each rank or divided.
+TEST(ActivationCheckpointing, FiftyStepsWithDropoutHaveTheBitsOfNone) {
+  Recipe recipe;
+  recipe.name = "blocks with dropout";
+  recipe.build = [] {
+    auto model = std::make_unique<Sequential>(), layers = std::make_unique<Sequential>();
+    for (int i = 0; i < 2; ++i) {
+      auto block = std::make_unique<Sequential>();
+      block->append("norm", std::make_unique<RMSNorm>(16, 1e-5));
+      block->append("mlp", std::make_unique<SwiGLU>(16, 32, Normal{0.3}, Normal{0.3}));
+      block->append("drop", std::make_unique<Dropout>(0.2));
+      layers->append(std::make_unique<Residual>(std::move(block)));
+    }
+    model->append("in", std::make_unique<Linear>(8, 16, true, Normal{0.3}));
+    model->append("layers", std::move(layers));
+    model->append("out", std::make_unique<Linear>(16, 8, true, Normal{0.3}));
+    return model;
+  };
+  recipe.blocks = {"layers.*"};
+  recipe.loss = [] { return std::make_unique<MeanSquaredError>(); };
+  const MeshShape shape{{"dp", 2}, {"tp", 2}};
+  const auto fifty = [&](Rank& rank, const BuildOptions& options) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), shape);
+    ParallelModel built = build_parallel_model(recipe, mesh, compute, options);
+    Trainer trainer(built, compute, {.seed = 7});
+    Trained run;
+    for (int step = 0; step < 50; ++step) {
+      const Chunk part = chunk_of(6, built.data.size(), built.data.rank());
+      const Tensor x = random(rank.context, {part.size, 8}, fmt::format("{} {}", step, part.offset));
+      const Batch batch{.inputs = {x}, .targets = {x}, .global_rows = 6};
+      run.losses.push_back(trainer.step({&batch, 1}, 0.01).loss);
+    }
+    for (const Parameter* p : built.parameters())
+      run.weights.emplace_back(p->master().f32().begin(), p->master().f32().end());
+    return run;
+  };
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const DataForm form : {DataForm::ddp, DataForm::fsdp})
+      test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+        BuildOptions options{.data = form, .seed = 3, .dtype = dtype, .activations = dtype};
+        const Trained none = fifty(rank, options);
+        EXPECT_LT(none.losses.back(), none.losses.front()) << "it learns";
+        options.ac = full({"layers.*"});
+        EXPECT_EQ(fifty(rank, options), none) << name(dtype);
       });
 }
 

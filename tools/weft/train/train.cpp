@@ -439,8 +439,7 @@ void check_together(const Flags& flags, const std::string& config_file) {
 
 void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chosen) {
   auto flags = std::make_shared<Flags>();
-  CLI::App* sub = app.add_subcommand(
-      "train", "Train a transformer on a text, byte by byte or by tokens, or a weather model on maps");
+  CLI::App* sub = app.add_subcommand("train", "Train a transformer on a text, or a weather model on maps");
   sub->footer("Ranks come from weft run, from torchrun's or mpirun's variables, or from --ranks.");
   const auto file = std::make_shared<ConfigFile>(*sub, words);
   const auto option = [&](const char* name, auto& value, const char* help) {
