@@ -345,7 +345,7 @@ def test_documents(ranks):
         trainer = train.Trainer(model)
         losses = [trainer.evaluate(train.Batch(whole, labels)).loss, trainer.evaluate(train.Batch([packed, documents], labels.reshape(4, 8))).loss]
         assert losses[0] == pytest.approx(losses[1], abs=1e-6)
-        with pytest.raises(weft.BadArgumentError, match=r"transformer: documents: f32 \(4, 8\); expected i64 \(rows, sequence\)"):
+        with pytest.raises(weft.BadArgumentError, match=r"inputs\[1\], the documents, is f32 \(4, 8\); expected i64 \(4, 8\), as inputs\[0\]"):
             model.forward(train.Batch([packed, documents.astype(np.float32)]))
     ranks(2, program)
 

@@ -10,7 +10,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "tokenizer.hpp"
@@ -148,12 +147,10 @@ TEST_F(TrainDataTest, LabelsStopWhereADocumentEnds) {
   config.document_attention = "over";
   EXPECT_EQ(refusal([&] { drawn(2); }), "train: document-attention is \"over\"; expected inside or across");
   config.document_attention = "inside";
-  const std::string end = std::exchange(config.document_end, {});
+  config.document_end = "";
   EXPECT_EQ(refusal([&] { drawn(2); }),
             "train: document-attention is \"inside\" without document-end; expected document-end, too");
-  config.document_end = end;
-  config.document_attention = "inside";
-  config.document_end = "";
+  config.document_attention = "";
   EXPECT_THAT(drawn(2).documents, ElementsAre());
   config.document_end = "x";
   EXPECT_THAT(drawn(2).labels, ElementsAre('.', 'c', 'd', '.'));

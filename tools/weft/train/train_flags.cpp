@@ -137,9 +137,7 @@ void expect_flags_of_kind(const TrainConfig& config) {
     defaults.emplace_back(std::string_view(flag).substr(2), shown(value));
   };
   std::size_t at = 0;
-  const char* const of = config.is_of_maps()    ? "maps"
-                         : config.has_experts() ? "tokens"
-                                                : "tokens without experts";
+  const char* of = config.is_of_maps() ? "maps" : "tokens";
   const auto compare = [&](const char*, const auto& value, const char*) {
     const auto& [flag, normal] = defaults[at++];
     if (shown(value) != normal)
@@ -151,8 +149,9 @@ void expect_flags_of_kind(const TrainConfig& config) {
     each_flag_of_tokens(given, compare);
   } else {
     each_map_flag(usual, keep);
-    if (!config.has_experts()) each_expert_flag(usual, keep);
+    each_expert_flag(usual, keep);
     each_map_flag(given, compare);
+    of = "tokens without experts";
     if (!config.has_experts()) each_expert_flag(given, compare);
   }
 }
