@@ -423,6 +423,12 @@ void ModelBuilder::domain_parallel() {
 void ModelBuilder::float8() {
   begin(Step::float8);
   if (!options_.float8) return;
+  if (options_.exact == Exact::yes && built_.domain)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("exact: float8 is {} with domain_axes; expected one of them: float8 layers have no "
+                    "rule for maps that are cut",
+                    weft::name(*options_.float8)));
   if (!built_.stages) {
     built_.float8 = convert_linears(*built_.model, *options_.float8, options_.float8_options);
     return;

@@ -61,16 +61,24 @@ Error impossible(double lr) {
         : fault == kRate     ? "another rank was given a learning rate that is none; its own error says why"
                              : "another rank was given a batch that does not fit; its own error says why");
 }
-// Counts a call, and whether it throws.
+// Counts a call, and whether it throws. If it throws in a pipeline, data and tensor ranks of other stages
+// wait in groups of their own: they learn of the failure, too.
 class CountedCall {
  public:
-  explicit CountedCall(Trainer::Calls& calls) noexcept : calls_(calls) { ++calls_.begun; }
-  ~CountedCall() { calls_.failed += std::uncaught_exceptions() > before_ ? 1 : 0; }
+  CountedCall(Trainer::Calls& calls, const ParallelModel& model) noexcept : calls_(calls), model_(model) {
+    ++calls_.begun;
+  }
+  ~CountedCall() {
+    if (std::uncaught_exceptions() == before_) return;
+    ++calls_.failed;
+    if (model_.stages) spread_failure(model_.mesh);
+  }
   CountedCall(const CountedCall&) = delete;
   CountedCall& operator=(const CountedCall&) = delete;
 
  private:
   Trainer::Calls& calls_;
+  const ParallelModel& model_;
   int before_ = std::uncaught_exceptions();
 };
 // The error of a rank that gives up; nobody sees it.
@@ -564,7 +572,7 @@ double Trainer::passes(const std::vector<Batch>& all, std::int64_t counted) {
 }
 
 Trainer::Result Trainer::take_backward(const Batches& batches, std::optional<double> lr) {
-  const CountedCall call(calls_);
+  const CountedCall call(calls_, *model_);
   return first_half(batches, lr);
 }
 
@@ -634,7 +642,7 @@ Trainer::Result Trainer::apply(double lr) {
 }
 
 Trainer::Result Trainer::take_step(const Batches& batches, double lr) {
-  const CountedCall call(calls_);
+  const CountedCall call(calls_, *model_);
   first_half(batches, lr);
   return apply(lr);
 }
@@ -645,7 +653,7 @@ std::vector<Gradient> Trainer::gradients() const {
 }
 
 Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
-  const CountedCall call(calls_);
+  const CountedCall call(calls_, *model_);
   std::vector<Batch> all;
   Evaluation result{.tokens = agree(batches, std::nullopt, all, true)};
   std::optional<Optimizer::Swapped> values;  // other values than the trained ones, unless the program swaps
@@ -655,16 +663,10 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
   const Tensor global =
       to_device(compute_->context(), scalar(model_->mesh, result.tokens), compute_->stream());
   Module& loss = dynamic_cast<CrossEntropy*>(model_->loss.get()) != nullptr ? plain_loss() : *model_->loss;
-  if (model_->stages) {
-    try {
-      for (const double part :
-           pipeline_losses(all, global, loss, {.training = false, .exact = model_->exact}, {}))
-        result.loss += part;
-    } catch (...) {
-      spread_failure(model_->mesh);
-      throw;
-    }
-  }
+  if (model_->stages)
+    for (const double part :
+         pipeline_losses(all, global, loss, {.training = false, .exact = model_->exact}, {}))
+      result.loss += part;
   std::vector<Tensor> losses;
   std::exception_ptr failure;
   try {
@@ -696,7 +698,7 @@ Trainer::Evaluation Trainer::evaluate_any(const Batches& batches) {
 }
 
 Trainer::Result Trainer::update(double lr) {
-  const CountedCall call(calls_);
+  const CountedCall call(calls_, *model_);
   if (!pending_) wrong("update() has no gradients; expected backward() first");
   try {
     agree_on_rate(lr);

@@ -299,6 +299,9 @@ Tensors Float8LinearPasses::backward(Module& module, Inputs gradients, Frame& fr
 
   const std::int64_t tokens = float8::matrix_size(x.shape()).rows;
   const int last = x.shape().rank() - 1;
+  // dw of maps that are cut needs a sum over their ranks, for which there is no rule here.
+  for (int dim = 1; frame.exact() && last > 2 && dim < last; ++dim)
+    layouts::expect_whole_dim(layouts::named(layer, "x"), x, "a float8 layer in exact mode", dim);
   const Granularity by_row = tensorwise() ? Granularity::tensorwise : Granularity::rowwise;
   const Scaled rows = gradient(frame, layer, dy, by_row, tensorwise() ? DType::f8e5m2 : DType::f8e4m3);
 

@@ -34,7 +34,7 @@ inline void check_option(std::string_view name, double value, double below) {
 
 /// Throws unless the value is above 0 in f32: steps add it to roots that may be 0, and 0 / 0 is no number.
 inline void check_eps(std::string_view name, double value) {
-  if (!(static_cast<float>(value) > 0 && std::isfinite(value)))
+  if (!(static_cast<float>(value) > 0 && std::isfinite(static_cast<float>(value))))
     bad_optimizer(fmt::format("{} is {}; expected a finite number that is above 0 in f32", name, value));
 }
 

@@ -251,7 +251,9 @@ void expect_windows(const TensorName& what, const Tensor& x, const WindowAttenti
 
 Tensors WindowAttention::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
-  expect_windows(layouts::named(*this, "x"), inputs[0], config_);
+  const TensorName what = layouts::named(*this, "x");
+  expect_windows(what, inputs[0], config_);
+  for (const int dim : {2, 3}) layouts::expect_whole_dim(what, inputs[0], "window attention", dim);
   return forward_windows(norm.forward(inputs[0], frame)[0], frame, nullptr);
 }
 

@@ -200,7 +200,7 @@ void save(const std::filesystem::path& directory, const DeviceMesh& mesh, std::i
 bool save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
           const Saved& saved, const TrainingState& state, const CheckpointExtra& extra,
           const SaveOptions& options, const DeviceMesh* stages = nullptr) {
-  SaveList list(saves.mesh(), saved, state, stages);
+  SaveList list(stages != nullptr ? stages->root() : saves.mesh(), saved, state, stages);
   return save_listed(saves, directory, step, std::ref(list), extra, options);
 }
 

@@ -186,6 +186,15 @@ TEST(ExactMaps, RefusesWithTheArithmetic) {
   EXPECT_EQ(refused({{"dp", 1}, {"tp", 1}, {"h", 2}, {"w", 2}}, stage(0), {.domain_axes = {"h", "w"}}, 8),
             "bad_argument: exact: \"layers.0.0\" is cut in rows and in columns, which has no rule for exact "
             "mode; expected one axis");
+  for (const Float8Recipe recipe : {Float8Recipe::rowwise, Float8Recipe::rowwise_gw_hp})
+    EXPECT_EQ(refused(two, stage(0),
+                      {.domain_axes = {"domain"},
+                       .float8 = recipe,
+                       .float8_options = {.filter = {.only = {"*.to_q"}}, .scales = Float8Scales::whole}},
+                      8),
+              fmt::format("bad_argument: exact: float8 is {} with domain_axes; expected one of them: float8 "
+                          "layers have no rule for maps that are cut",
+                          name(recipe)));
   Recipe with_group_norm;
   with_group_norm.name = "norm";
   with_group_norm.build = [] { return std::make_unique<GroupNorm>(2, kChannels); };

@@ -348,6 +348,8 @@ TEST(Optimizers, NameGroupsAndOptionsThatAreWrong) {
             "optimizer: eps is 0; expected a finite number that is above 0 in f32");
   EXPECT_EQ(text(AdamW::Options{.eps = 1e-60}),
             "optimizer: eps is 1e-60; expected a finite number that is above 0 in f32");
+  EXPECT_EQ(text(AdamW::Options{.eps = 1e300}),
+            "optimizer: eps is 1e+300; expected a finite number that is above 0 in f32");
   EXPECT_EQ(text(Muon::Options{.adamw_eps = 0}),
             "optimizer: adamw_eps is 0; expected a finite number that is above 0 in f32");
   EXPECT_EQ(text(Muon::Options{.momentum = 1}),
