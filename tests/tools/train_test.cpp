@@ -418,6 +418,33 @@ TEST_F(TrainTest, BeginsFromTheParametersOfAnotherRun) {
   wrong.insert(wrong.end(), {"--init-except", "haed"});
   EXPECT_NE(run(wrong), 0);
   EXPECT_THAT(err(), HasSubstr("init_from: except: nothing in the model matches \"haed\""));
+  // A layer more: the second one of the checkpoint is the third one of the model.
+  const auto hashes_of = [&](const std::string& layer, const Words& more) {
+    Words moved = small({"--init-from", file("first"), "--schedule", "constant", "--lr", "1e-30", "--until",
+                         "1", "--hash-every", "1", "--hash-file", file("hashes")});
+    moved.insert(moved.end(), more.begin(), more.end());
+    EXPECT_EQ(run(moved), 0) << err();
+    Words hashes;
+    std::ifstream lines(file("hashes"));
+    for (std::string line; std::getline(lines, line);)
+      if (const std::size_t at = line.find("parameter " + layer + "."); at != std::string::npos)
+        hashes.push_back(line.substr(at + 10 + layer.size()));
+    return hashes;
+  };
+  const Words hashes = hashes_of("layers.1", {});
+  EXPECT_FALSE(hashes.empty());
+  EXPECT_EQ(hashes_of("layers.2",
+                      {"--layers", "3", "--init-remap", "layers.1=layers.2", "--init-except", "layers.1"}),
+            hashes);
+  const auto refused = [&](const std::string& remap, const std::string& text) {
+    EXPECT_NE(run(small({"--init-from", file("first"), "--init-remap", remap})), 0);
+    EXPECT_THAT(err(), HasSubstr(text));
+  };
+  refused("layers", "init-remap has \"layers\"; expected OLD=NEW, two paths");
+  refused("layers=a=b", "init-remap has \"layers=a=b\"; expected OLD=NEW, two paths");
+  refused("blocks=layers", "has no \"blocks\"; expected a path of it");
+  EXPECT_EQ(run(small({"--init-remap", "a=b"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--init-remap: needs --init-from"));
   EXPECT_EQ(run(small({"--init-except", "layers"})), 2);
   EXPECT_THAT(err(), HasSubstr("--init-except: needs --init-from"));
   EXPECT_EQ(run(small({"--save-minutes", "5"})), 2);

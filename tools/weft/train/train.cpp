@@ -417,8 +417,10 @@ void check_together(const Flags& flags, const std::string& config_file) {
     throw CLI::ValidationError("--save-every", "needs --save, the folder for checkpoints");
   if (flags.save_minutes > 0 && flags.save.empty())
     throw CLI::ValidationError("--save-minutes", "needs --save, the folder for checkpoints");
-  if (!flags.config.init_except.empty() && flags.config.init_from.empty())
-    throw CLI::ValidationError("--init-except", "needs --init-from, the checkpoint of another run");
+  for (const auto& [flag, value] :
+       {std::pair{"--init-except", &flags.config.init_except}, {"--init-remap", &flags.config.init_remap}})
+    if (!value->empty() && flags.config.init_from.empty())
+      throw CLI::ValidationError(flag, "needs --init-from, the checkpoint of another run");
   if (flags.keep > 0 && flags.save.empty())
     throw CLI::ValidationError("--keep", "needs --save, the folder for checkpoints");
   for (const auto& [flag, value] :
@@ -493,6 +495,8 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
          "Begin with the parameters of this checkpoint of another run, and a new optimizer");
   option("--init-except", flags->config.init_except,
          "... but not with these: paths or patterns, by commas; --freeze says what is trained");
+  option("--init-remap", flags->config.init_remap,
+         "... and what it has under the path OLD is that of NEW: OLD=NEW, by commas");
   option("--metrics", flags->log.metrics, "File for metrics, a JSON object a line");
   option("--csv", flags->log.csv, "File for metrics, a table with commas");
   option("--tensorboard", flags->log.tensorboard, "Folder for events of TensorBoard");

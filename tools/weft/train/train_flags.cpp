@@ -328,7 +328,8 @@ void arrange_tables(ConfigFile& file) {
                               {"resume", "resume"},
                               {"overwrite", "overwrite"},
                               {"init_from", "init-from"},
-                              {"init_except", "init-except"}});
+                              {"init_except", "init-except"},
+                              {"init_remap", "init-remap"}});
 }
 
 std::vector<std::string> to_words(const TrainConfig& config) {

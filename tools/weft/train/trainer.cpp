@@ -269,6 +269,35 @@ MeshShape TrainConfig::check(int ranks) const {
 
 namespace {
 
+// The pairs of --init-remap.
+std::vector<std::pair<std::string, std::string>> renames_of(const std::string& text) {
+  std::vector<std::pair<std::string, std::string>> all;
+  if (text.empty()) return all;
+  for (const std::string_view part : parts_of(text, ',')) {
+    const std::size_t at = part.find('=');
+    if (at == std::string_view::npos || at == 0 || at + 1 == part.size() ||
+        part.find('=', at + 1) != std::string_view::npos)
+      bad_training(fmt::format("init-remap has \"{}\"; expected OLD=NEW, two paths", part));
+    all.emplace_back(part.substr(0, at), part.substr(at + 1));
+  }
+  return all;
+}
+
+// Names in a checkpoint are "param.<path>" and "buffer.<path>". `used` learns which pairs had a tensor.
+Remap remap_of(const std::vector<std::pair<std::string, std::string>>& renames, std::vector<bool>& used) {
+  return [&](std::string_view name, const Shape& shape) -> std::vector<RemappedTensor> {
+    const std::size_t dot = name.find('.') + 1;
+    const std::string_view path = name.substr(dot);
+    for (std::size_t i = 0; i < renames.size(); ++i) {
+      const auto& [old, now] = renames[i];
+      if (!path.starts_with(old) || (path.size() > old.size() && path[old.size()] != '.')) continue;
+      used[i] = true;
+      return {{std::string(name.substr(0, dot)) + now + std::string(path.substr(old.size())), shape, 0}};
+    }
+    return {};
+  };
+}
+
 // The same model, with the parameters of another run if the configuration names one.
 ParallelModel& initialised(ParallelModel& model, const TrainConfig& config, bool resumes) {
   if (resumes || config.init_from.empty()) return model;
@@ -277,11 +306,19 @@ ParallelModel& initialised(ParallelModel& model, const TrainConfig& config, bool
     for (const std::string_view pattern : parts_of(config.init_except, ','))
       options.except.emplace_back(pattern);
   options.left_out = options.except;
+  const auto renames = renames_of(config.init_remap);
+  std::vector<bool> used(renames.size());
+  if (!renames.empty()) options.remap = remap_of(renames, used);
   if (model.stages)
     init_stages_from(config.init_from, model.stages, *model.model, model.parameters(), model.buffers(),
                      options);
   else
     init_from(config.init_from, model.mesh, *model.model, options);
+  for (std::size_t i = 0; i < renames.size(); ++i)
+    if (!used[i])
+      bad_training(fmt::format("init-remap has \"{}={}\", and \"{}\" has no \"{}\"; expected a path of it",
+                               renames[i].first, renames[i].second, config.init_from.string(),
+                               renames[i].first));
   return model;
 }
 

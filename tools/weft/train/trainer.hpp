@@ -67,6 +67,8 @@ struct TrainConfig {
   /// commas, of parameters that it does not give; see InitOptions::except.
   std::filesystem::path init_from;
   std::string init_except;
+  /// By commas, OLD=NEW: what the checkpoint has under the path OLD begins with NEW in the model.
+  std::string init_remap;
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: the ranks divided by tp, pp, ep and domain
   int tp = 1;
